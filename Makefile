@@ -1,0 +1,59 @@
+# Everything runs in .venv, made on first use; PYTHON picks the interpreter (3.11 or later).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.core-ready
+READY_DEV := $(VENV)/.dev-ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+
+.PHONY: help demo test check lint types format bench constraints clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or later is needed; set PYTHON=<interpreter>"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(READY_DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing with the development tools into $(VENV) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(READY)
+
+demo: $(READY)  ## Set up and play one agent conversation
+	@$(BIN)/python scripts/demo.py
+
+test: $(READY_DEV)  ## Set up and run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(READY_DEV)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(READY_DEV)
+	@$(BIN)/mypy
+
+check: lint types test  ## Lint, types and tests: what every commit passes
+
+format: $(READY_DEV)  ## Format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY_DEV)  ## Measure what must be fast, as ratios in one run
+	@$(BIN)/python -m benchmarks
+
+constraints: | $(BIN)/python  ## Pin every version anew (constraints.txt)
+	@rm -rf .venv-pin && $(PYTHON) -m venv .venv-pin
+	@.venv-pin/bin/python -m pip --disable-pip-version-check --quiet install '.[dev]' hatchling editables
+	@.venv-pin/bin/python -m pip --disable-pip-version-check list --format=freeze \
+	  | grep -ivE '^(nemo-gym|pip|setuptools)==' > constraints.txt
+	@rm -rf .venv-pin
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,63 @@
+"""HTTP: answers, the process's client, calls and their retries. The only package that speaks HTTP out."""
+
+from nemo_gym.http.calls import (
+    CONNECT_ONLY,
+    MAX_NUM_TRIES,
+    MODEL_ENDPOINT,
+    RATE_LIMIT_ERROR_CODES,
+    RETRY_ERROR_CODES,
+    RetryPolicy,
+    fetch_text,
+    request,
+    with_retries,
+)
+from nemo_gym.http.response import (
+    FAILURE_KIND_HEADER,
+    FAILURE_SERVER_HEADER,
+    FAILURE_STATUS_HEADER,
+    ClientResponse,
+    Cookies,
+    EndpointError,
+    Headers,
+    ServerCallError,
+    ServerUnreachableError,
+    cookie_header,
+    get_response_json,
+    raise_for_status,
+)
+from nemo_gym.http.session import (
+    GlobalAIOHTTPAsyncClientConfig,
+    close_global_aiohttp_client,
+    get_global_aiohttp_client,
+    is_global_aiohttp_client_setup,
+    set_global_aiohttp_client,
+)
+
+__all__ = [
+    "CONNECT_ONLY",
+    "FAILURE_KIND_HEADER",
+    "FAILURE_SERVER_HEADER",
+    "FAILURE_STATUS_HEADER",
+    "MAX_NUM_TRIES",
+    "MODEL_ENDPOINT",
+    "RATE_LIMIT_ERROR_CODES",
+    "RETRY_ERROR_CODES",
+    "ClientResponse",
+    "Cookies",
+    "EndpointError",
+    "GlobalAIOHTTPAsyncClientConfig",
+    "Headers",
+    "RetryPolicy",
+    "ServerCallError",
+    "ServerUnreachableError",
+    "close_global_aiohttp_client",
+    "cookie_header",
+    "fetch_text",
+    "get_global_aiohttp_client",
+    "get_response_json",
+    "is_global_aiohttp_client_setup",
+    "raise_for_status",
+    "request",
+    "set_global_aiohttp_client",
+    "with_retries",
+]

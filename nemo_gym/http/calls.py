@@ -1,0 +1,156 @@
+"""Calls: the only place that sends an HTTP request, and when it sends it again."""
+
+import asyncio
+import random
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+
+from nemo_gym.codec import encode_json
+from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.http.response import ClientResponse, Cookies, cookie_header
+from nemo_gym.http.session import get_global_aiohttp_client
+
+MAX_NUM_TRIES = 3
+"""Tries of a call whose connection is refused, or of an endpoint that fails."""
+
+RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
+RETRY_ERROR_CODES = [*RATE_LIMIT_ERROR_CODES, 500]
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """When a call is made again."""
+
+    attempts: int = MAX_NUM_TRIES
+    """Tries of a call that fails; an answer of 429 is not counted among them."""
+    base_delay_s: float = 0.5
+    """First wait; doubles on each later try, half of it random."""
+    max_delay_s: float = 30.0
+    """Longest single wait, a server's Retry-After included."""
+    total_s: float = 900.0
+    """No further try begins after this long."""
+    statuses: tuple[int, ...] = ()
+    """Answers that are worth another try."""
+
+    def delay_s(self, failures: int, retry_after_s: float | None) -> float:
+        """How long to wait after so many failures in a row."""
+        if retry_after_s is not None:
+            return min(retry_after_s, self.max_delay_s)
+        longest = min(self.base_delay_s * 2.0 ** (failures - 1), self.max_delay_s)
+        return longest * (0.5 + random.random() / 2)
+
+
+CONNECT_ONLY = RetryPolicy(base_delay_s=0.1, total_s=10.0)
+"""Between our own servers: only what never reached the other side is sent again."""
+
+MODEL_ENDPOINT = RetryPolicy(statuses=tuple(RETRY_ERROR_CODES))
+"""To an endpoint outside: its own failures and its rate limit too."""
+
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ClientConnectionResetError)
+
+
+async def request(
+    method: str,
+    url: str,
+    *,
+    json: Any = None,
+    data: Any = None,
+    headers: Mapping[str, str] | None = None,
+    cookies: Cookies | None = None,
+    params: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    retry: RetryPolicy = CONNECT_ONLY,
+    **options: Any,
+) -> ClientResponse:
+    """One HTTP call, read to its end. Error statuses are answers here, not exceptions."""
+    sent_headers = dict(headers or ())
+    if json is not None:
+        data = encode_json(json)
+        sent_headers.setdefault("Content-Type", "application/json")
+    if cookies:
+        sent_headers["Cookie"] = cookie_header(cookies)
+    if timeout_s is not None:
+        options["timeout"] = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
+    session = get_global_aiohttp_client()
+
+    async def send() -> ClientResponse:
+        async with session.request(
+            method, url, data=data, headers=sent_headers, params=params, **options
+        ) as response:
+            body = await response.read()
+            return ClientResponse(
+                response.status, tuple(response.headers.items()), body, method=method, url=url
+            )
+
+    return await with_retries(send, retry)
+
+
+async def with_retries(
+    send: Callable[[], Awaitable[ClientResponse]],
+    policy: RetryPolicy,
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> ClientResponse:
+    """Call until it works, the tries are used up or the time is over; the last outcome stands."""
+    deadline = clock() + policy.total_s
+    tries, failures = 0, 0
+    while True:
+        error: Exception | None = None
+        response: ClientResponse | None = None
+        try:
+            response = await send()
+        except _NEVER_SENT as failure:
+            error = failure
+        except aiohttp.ClientConnectionError as failure:
+            if not policy.statuses:
+                raise
+            error = failure
+        if response is not None and response.status not in policy.statuses:
+            return response
+        failures += 1
+        tries += response is None or response.status != 429
+        delay = policy.delay_s(failures, _retry_after_s(response))
+        if tries >= policy.attempts or clock() + delay > deadline:
+            if response is None:
+                assert error is not None
+                raise error
+            return response
+        await sleep(delay)
+
+
+def _retry_after_s(response: ClientResponse | None) -> float | None:
+    """The wait a server asks for: seconds, or a date."""
+    text = response.headers.get("Retry-After") if response is not None else None
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def fetch_text(url: str, *, timeout_s: float = 5.0) -> str:
+    """A blocking GET of a head server's page, for code that has no event loop yet."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout_s) as answer:
+            text: str = answer.read().decode()
+            return text
+    except (urllib.error.URLError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        raise HeadServerUnreachableError(
+            f"no head server answers at {url}: {reason}; start one with "
+            "ng_run '+config_paths=[...]', or name its address with +head_server.host=… +head_server.port=…"
+        ) from error

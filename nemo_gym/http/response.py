@@ -1,0 +1,192 @@
+"""Answers: what came back from a server, the errors it can mean, and the cookies it set.
+
+Invariant: an answer is read to its end before anyone sees it, so no caller can hold a connection.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from http.cookies import Morsel, SimpleCookie
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from nemo_gym.codec import decode_json
+from nemo_gym.errors import NeMoGymError
+from nemo_gym.types import FailureKind
+
+FAILURE_KIND_HEADER = "x-nemo-gym-failure-kind"
+FAILURE_SERVER_HEADER = "x-nemo-gym-failure-server"
+FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
+
+Cookies = Mapping[str, "str | Morsel[str]"]
+Headers = Sequence[tuple[str, str]]
+
+
+class _Content:
+    """What `response.content` offers: the body, again and again."""
+
+    __slots__ = ("_body", "_position")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._position = 0
+
+    async def read(self, n: int = -1) -> bytes:
+        start = self._position
+        self._position = len(self._body) if n < 0 else min(len(self._body), start + n)
+        return self._body[start : self._position]
+
+
+class ClientResponse:
+    """An answer, already read: the same class whether it came over HTTP or from this process."""
+
+    __slots__ = ("_body", "_content", "_cookies", "_headers", "_raw_headers", "method", "status", "url")
+
+    def __init__(
+        self, status: int, headers: Headers, body: bytes, *, method: str = "POST", url: str = ""
+    ) -> None:
+        self.status = status
+        self.method = method
+        self.url = url
+        self._raw_headers = headers
+        self._body = body
+        self._headers: CIMultiDictProxy[str] | None = None
+        self._cookies: SimpleCookie | None = None
+        self._content: _Content | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientResponse [{self.status}] {self.method} {self.url}>"
+
+    @property
+    def ok(self) -> bool:
+        return self.status < 400
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        if self._headers is None:
+            self._headers = CIMultiDictProxy(CIMultiDict(self._raw_headers))
+        return self._headers
+
+    @property
+    def cookies(self) -> SimpleCookie:
+        """The cookies this answer sets, as aiohttp gives them: name to morsel."""
+        if self._cookies is None:
+            self._cookies = _parse_set_cookies(
+                value for name, value in self._raw_headers if name.lower() == "set-cookie"
+            )
+        return self._cookies
+
+    @property
+    def content(self) -> _Content:
+        if self._content is None:
+            self._content = _Content(self._body)
+        return self._content
+
+    async def read(self) -> bytes:
+        return self._body
+
+    async def text(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        return self._body.decode(encoding, errors)
+
+    async def json(self, **_: Any) -> Any:
+        return decode_json(self._body)
+
+    def raise_for_status(self) -> None:
+        if not self.ok:
+            raise ServerCallError(self)
+
+    def release(self) -> None:
+        """Nothing to release; here for code written for aiohttp's response."""
+
+    close = release
+
+    async def __aenter__(self) -> "ClientResponse":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
+    """A server answered with an error. Says whose failure it was first, and of which kind."""
+
+    def __init__(self, response: ClientResponse) -> None:
+        headers = response.headers
+        self.response_content = response._body
+        self.server = headers.get(FAILURE_SERVER_HEADER, "")
+        self.origin_status = int(headers.get(FAILURE_STATUS_HEADER) or response.status)
+        kind = headers.get(FAILURE_KIND_HEADER)
+        self.kind: FailureKind = (
+            "infrastructure"
+            if kind == "infrastructure" or (kind is None and is_infrastructure_status(response.status))
+            else "data"
+        )
+        url = URL(response.url)
+        info = aiohttp.RequestInfo(url, response.method, CIMultiDictProxy(CIMultiDict()), url)
+        text = self.response_content[:2000].decode("utf-8", "replace")
+        super().__init__(info, (), status=response.status, message=text, headers=headers)
+
+    def __str__(self) -> str:
+        origin = f" ({self.server} answered {self.origin_status})" if self.server else ""
+        return f"{self.request_info.method} {self.request_info.url}: {self.status}{origin}: {self.message}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class EndpointError(ServerCallError):
+    """A model endpoint outside answered with an error; a model server hands its status and body on."""
+
+
+class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
+    """No answer came: refused, broken off or timed out. Always infrastructure."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(f"{server}: {reason}")
+        self.server = server
+
+
+def is_infrastructure_status(status: int) -> bool:
+    """Whether an endpoint's status says that the same request may well work later."""
+    return status in (408, 425, 429) or status >= 500
+
+
+async def raise_for_status(response: ClientResponse) -> None:
+    """Raise an error that carries `status` and `response_content` if the answer is an error."""
+    response.raise_for_status()
+
+
+async def get_response_json(response: ClientResponse) -> Any:
+    return await response.json()
+
+
+def cookie_header(cookies: Cookies) -> str:
+    """Cookies as the value of a Cookie header."""
+    return "; ".join([f"{name}={_coded(value)}" for name, value in cookies.items()])
+
+
+def _coded(value: "str | Morsel[str]") -> str:
+    if isinstance(value, Morsel):
+        return value.coded_value
+    return value if value.isalnum() else SimpleCookie().value_encode(value)[1]
+
+
+def _parse_set_cookies(headers: Iterable[str]) -> SimpleCookie:
+    cookies = SimpleCookie()
+    for header in headers:
+        morsel = _morsel(header)
+        dict.__setitem__(cookies, morsel.key, morsel)
+    return cookies
+
+
+@lru_cache(maxsize=4096)  # every answer of a session sets the same cookie again
+def _morsel(header: str) -> Morsel[str]:
+    name, _, value = header.partition(";")[0].partition("=")
+    cookies = SimpleCookie()
+    if value.startswith('"'):
+        cookies.load(header)
+    else:
+        cookies[name.strip()] = value
+    return next(iter(cookies.values()))

@@ -1,0 +1,98 @@
+"""The process's HTTP client: one aiohttp session for each event loop."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+from pydantic import BaseModel
+
+
+class GlobalAIOHTTPAsyncClientConfig(BaseModel):
+    """Size of the connection pool."""
+
+    global_aiohttp_connector_limit: int = 100 * 1024
+    global_aiohttp_connector_limit_per_host: int = 1024
+    global_aiohttp_client_request_debug: bool = False
+
+
+class _SharedClients:
+    """One aiohttp session for each event loop, because a session belongs to the loop it was made on.
+
+    Each is held by an async generator: `asyncio.run` finalises those before it closes the loop, so a
+    script that never heard of the session still closes it.
+    """
+
+    def __init__(self) -> None:
+        self.config: GlobalAIOHTTPAsyncClientConfig | None = None
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            WeakKeyDictionary()
+        )
+        self._keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = (
+            WeakKeyDictionary()
+        )
+
+    def get(self) -> aiohttp.ClientSession:
+        session = self._sessions.get(asyncio.get_running_loop())
+        if session is None or session.closed:
+            session = self._open()
+        return session
+
+    def _open(self) -> aiohttp.ClientSession:
+        config = self.config or GlobalAIOHTTPAsyncClientConfig()
+        connector = aiohttp.TCPConnector(
+            limit=config.global_aiohttp_connector_limit,
+            limit_per_host=config.global_aiohttp_connector_limit_per_host,
+            # Shorter than a server's, so that it is never the server who closes an idle connection
+            # at the moment a request goes out on it.
+            keepalive_timeout=15,
+        )
+        session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),  # cookies belong to one rollout, never to the process
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+        )
+        loop = asyncio.get_running_loop()
+        self._sessions[loop] = session
+        self._keepers[loop] = keeper = _keep(session)
+        # Runs the generator up to its yield: nothing is awaited before it.
+        with suppress(StopIteration):
+            keeper.asend(None).send(None)
+        return session
+
+    async def close(self) -> None:
+        keeper = self._keepers.pop(asyncio.get_running_loop(), None)
+        if keeper is not None:
+            await keeper.aclose()
+
+
+async def _keep(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await session.close()
+
+
+_shared = _SharedClients()  # the contract offers the process's client as free functions
+
+
+def get_global_aiohttp_client(*_: Any, **__: Any) -> aiohttp.ClientSession:
+    """The shared HTTP client of the running event loop, made on first use."""
+    return _shared.get()
+
+
+def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> aiohttp.ClientSession:
+    """Size the shared client; takes effect for the running event loop at once."""
+    _shared.config = cfg
+    return _shared._open()
+
+
+def is_global_aiohttp_client_setup() -> bool:
+    return _shared.config is not None
+
+
+async def close_global_aiohttp_client() -> None:
+    """Close the running loop's client; the next call opens a new one."""
+    await _shared.close()

@@ -1,0 +1,34 @@
+"""The wire keys: every name that stands in a row, a rollout or a configuration file."""
+
+from typing import Literal
+
+ServerKind = Literal["resources_servers", "responses_api_agents", "responses_api_models"]
+SERVER_KINDS: tuple[ServerKind, ...] = ("resources_servers", "responses_api_agents", "responses_api_models")
+
+FailureKind = Literal["infrastructure", "data"]
+
+SESSION_ID_KEY = "session_id"
+
+TASK_INDEX_KEY_NAME = "_ng_task_index"
+ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
+ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
+AGENT_REF_KEY_NAME = "agent_ref"
+RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
+RESPONSE_KEY_NAME = "response"
+SKILLS_REF_KEY_NAME = "skills_ref"
+
+NG_FAILURE_CLASS_KEY = "_ng_failure_class"
+NG_JUDGE_ERROR_KEY = "_ng_failure_judge_error"
+NG_NO_PERSIST_KEY = "_ng_no_persist"
+NG_TERMINAL_KEY = "_ng_failure_terminal"
+
+HEAD_SERVER_KEY_NAME = "head_server"
+CONFIG_PATHS_KEY_NAME = "config_paths"
+DISALLOWED_PORTS_KEY_NAME = "disallowed_ports"
+HF_TOKEN_KEY_NAME = "hf_token"
+POLICY_BASE_URL_KEY_NAME = "policy_base_url"
+POLICY_API_KEY_KEY_NAME = "policy_api_key"
+POLICY_MODEL_NAME_KEY_NAME = "policy_model_name"
+POLICY_MODEL_KEY_NAME = "policy_model"
+RESULTS_DIR_KEY_NAME = "results_dir"
+CACHE_DIR_KEY_NAME = "cache_dir"

@@ -1,0 +1,107 @@
+"""Imports point down the chain only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From low to high. A module may import its own layer's package and anything in the layers before it.
+LAYERS = [
+    {"errors"},
+    {"types"},
+    {"codec"},
+    {"http"},
+    {"openai_utils"},
+    {"config_types", "path_utils"},
+    {"config", "metrics"},
+    {"global_config", "reward_profile"},
+    {"client"},
+    {"judge"},
+    {"servers"},
+    {"server_utils", "base_resources_server", "base_responses_api_agent", "base_responses_api_model"},
+    {"launch"},
+    {"cli"},
+]
+RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
+
+PUBLISHED = {
+    "base_resources_server",
+    "base_responses_api_agent",
+    "base_responses_api_model",
+    "config_types",
+    "global_config",
+    "judge",
+    "openai_utils",
+    "path_utils",
+    "prompt",
+    "responses_converter",
+    "reward_profile",
+    "rollout_collection",
+    "server_utils",
+}
+HEAVY = {"torch", "ray", "wandb", "transformers", "mlflow", "pandas", "openai"}
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Absolute names of the modules that a file imports."""
+    names: set[str] = set()
+    package = file.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            names.add(".".join(part for part in (base, node.module) if part))
+    return names
+
+
+def own_modules(file: Path) -> set[str]:
+    """The modules of nemo_gym that a file imports, by their first name below the package."""
+    return {name.split(".")[1] for name in imported_modules(file) if name.startswith("nemo_gym.")}
+
+
+def module_of(file: Path) -> str:
+    return file.relative_to(ROOT / "nemo_gym").parts[0].removesuffix(".py")
+
+
+GYM_FILES = sorted(
+    file
+    for file in (ROOT / "nemo_gym").rglob("*.py")
+    if file.parent != ROOT / "nemo_gym" or file.stem != "__init__"
+)
+COMPONENT_FILES = sorted(
+    file
+    for kind in ("resources_servers", "responses_api_agents", "responses_api_models")
+    for file in (ROOT / kind).rglob("*.py")
+    if "tests" not in file.parts
+)
+
+
+@pytest.mark.parametrize("file", GYM_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_module_imports_only_from_layers_below(file: Path) -> None:
+    module = module_of(file)
+    assert module in RANK, f"{module} has no layer; give it one in this test"
+    above = {other for other in own_modules(file) - {module} if RANK[other] >= RANK[module]}
+    assert not above, f"{file} imports {sorted(above)}, which are not below {module}"
+
+
+@pytest.mark.parametrize("file", GYM_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_core_never_imports_what_is_an_extra(file: Path) -> None:
+    assert not {name.partition(".")[0] for name in imported_modules(file)} & (HEAVY | {"nemo_rl"})
+
+
+@pytest.mark.parametrize("file", COMPONENT_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_components_see_only_the_published_interface(file: Path) -> None:
+    assert own_modules(file) <= PUBLISHED
+    mine = ".".join(file.relative_to(ROOT).parts[:2])
+    for name in imported_modules(file):
+        if name.partition(".")[0] in ("resources_servers", "responses_api_agents", "responses_api_models"):
+            assert name.startswith(mine), f"{file} imports another component: {name}"
+
+
+@pytest.mark.parametrize("file", COMPONENT_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_an_app_stays_short(file: Path) -> None:
+    if file.name == "app.py":
+        assert len(file.read_text().splitlines()) < 150
