@@ -1,0 +1,47 @@
+"""Configuration: files and overrides become one frozen GymConfig. The only reader of environment variables.
+
+roots, files, yaml_file    which files there are, in which order, and what stands in them
+merge, directives, resolve laying over each other; inherit_from, copy, _delete_key; interpolation
+grammar, overrides         the command line
+fields, blocks, references validation, of a command's fields and of servers
+load, gym_config           the whole way, and its result
+ports, secrets             what is done with the result
+current, parser            the published accessors of `nemo_gym.global_config`
+"""
+
+from nemo_gym.config.environment import max_rollout_attempts
+from nemo_gym.config.fields import flag_fields, string_fields, validate_fields
+from nemo_gym.config.gym_config import GymConfig, config_from_bytes, dump_config
+from nemo_gym.config.instances import ServerInstance
+from nemo_gym.config.load import load_config
+from nemo_gym.config.overrides import Overrides, overrides_from, parse_arguments
+from nemo_gym.config.ports import assign_ports, fill_ports, find_open_port
+from nemo_gym.config.roots import component_roots, find_file
+from nemo_gym.config.secrets import MASK, mask_secrets, redact, secret_values
+from nemo_gym.config.settings import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST
+
+__all__ = [
+    "DEFAULT_HEAD_SERVER_PORT",
+    "DEFAULT_HOST",
+    "MASK",
+    "GymConfig",
+    "Overrides",
+    "ServerInstance",
+    "assign_ports",
+    "component_roots",
+    "config_from_bytes",
+    "dump_config",
+    "fill_ports",
+    "find_file",
+    "find_open_port",
+    "flag_fields",
+    "load_config",
+    "mask_secrets",
+    "max_rollout_attempts",
+    "overrides_from",
+    "parse_arguments",
+    "redact",
+    "secret_values",
+    "string_fields",
+    "validate_fields",
+]

@@ -1,0 +1,37 @@
+"""What to say beside a name that is not known: the close matches, or everything there is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+Origins = Mapping[str, Sequence[str]]
+"""The files (and the command line) that define each top-level key."""
+
+_SHOWN = 8
+
+
+def close_matches(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(name, list(candidates), n=3, cutoff=cutoff)
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """`did you mean a or b?`, else the candidates, else that there are none."""
+    known = sorted(set(candidates))
+    close = close_matches(name, known)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    if not known:
+        return "there are none"
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"there are: {', '.join(known[:_SHOWN])}{more}"
+
+
+def defined_in(key: object, origins: Origins) -> str:
+    """` (in a.yaml)`: where the top-level key comes from; nothing if that is not known."""
+    sources = origins.get(str(key), ())
+    return f" (in {' and '.join(sources)})" if sources else ""
+
+
+def listed(lines: Iterable[str]) -> str:
+    """One indented line each, for an error that reports several things at once."""
+    return "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,128 @@
+"""Reading a configuration: files, env.yaml and overrides, from low to high, become one GymConfig."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.config.blocks import almost_server_message, find_servers
+from nemo_gym.config.directives import apply_directives, delete_path
+from nemo_gym.config.fields import validate_fields
+from nemo_gym.config.files import FileSet, path_list, without_paths
+from nemo_gym.config.gym_config import GymConfig
+from nemo_gym.config.instances import ServerInstance, instance_at
+from nemo_gym.config.merge import deep_merge
+from nemo_gym.config.overrides import Overrides
+from nemo_gym.config.plain import plain_data
+from nemo_gym.config.references import check_references
+from nemo_gym.config.resolve import fill_in, resolve
+from nemo_gym.config.roots import component_roots
+from nemo_gym.config.settings import GymSettings
+from nemo_gym.config.yaml_file import load_yaml_file
+from nemo_gym.errors import AlmostServerError
+from nemo_gym.types import CONFIG_PATHS_KEY_NAME, HEAD_SERVER_KEY_NAME
+
+ENV_FILE = "env.yaml"
+COMMAND_LINE = "the command line"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything a configuration is made of."""
+
+    config_paths: Sequence[str]
+    overrides: Overrides
+    env_path: Path | None
+    """env.yaml, whether or not it exists; None: not read at all."""
+    working_dir: Path
+    defaults: Mapping[str, Any]
+
+    def first_paths(self, env: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """The config paths of the first source that names any, with the name of that source."""
+        named = (
+            (COMMAND_LINE, self.overrides.values.get(CONFIG_PATHS_KEY_NAME)),
+            (str(self.env_path), env.get(CONFIG_PATHS_KEY_NAME)),
+            ("the defaults", self.defaults.get(CONFIG_PATHS_KEY_NAME)),
+        )
+        found = [(source, path_list(value, source)) for source, value in named]
+        given = [*self.config_paths, *found[0][1]]
+        return next((pair for pair in ((COMMAND_LINE, given), *found[1:]) if pair[1]), (COMMAND_LINE, []))
+
+
+class _Layers:
+    """Values laid over each other, remembering who defined each top-level key."""
+
+    def __init__(self, defaults: Mapping[str, Any]) -> None:
+        self.values: dict[str, Any] = dict(defaults)
+        self.origins: dict[str, list[str]] = {}
+
+    def add(self, values: Mapping[str, Any], source: str) -> None:
+        self.values = deep_merge(self.values, values)
+        for key in values:
+            self.origins.setdefault(key, []).append(source)
+
+
+def load_config(
+    config_paths: str | Path | Sequence[str | Path] = (),
+    overrides: Overrides | None = None,
+    *,
+    working_dir: Path | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> GymConfig:
+    """From low to high: `defaults`, the files of `config_paths` (here and in the overrides; failing both,
+    those that env.yaml names), env.yaml in the working directory, the overrides."""
+    folder = working_dir or Path.cwd()
+    paths = path_list(config_paths, COMMAND_LINE)
+    given = plain_data(defaults or {})
+    return load_sources(Sources(paths, overrides or Overrides(), folder / ENV_FILE, folder, given))
+
+
+def load_sources(sources: Sources) -> GymConfig:
+    overrides = sources.overrides
+    env = load_yaml_file(sources.env_path) if sources.env_path and sources.env_path.is_file() else {}
+    above = deep_merge(env, overrides.values)
+    files = FileSet(
+        component_roots(sources.working_dir),
+        lambda text, values: fill_in(text, deep_merge(dict(values), above)),
+    )
+    source, named = sources.first_paths(env)
+    named = [files.fill_in(path, {}) if "${" in path else path for path in named]
+    files.add(named, source)
+    layers = _Layers(without_paths(sources.defaults))
+    for file in files.files.values():
+        layers.add(file.values, str(file.path))
+    layers.add(without_paths(env), str(sources.env_path))
+    for key in overrides.deletions:
+        layers.values = delete_path(layers.values, key)
+    layers.add(without_paths(overrides.values), COMMAND_LINE)
+    read = [sources.env_path.resolve()] if sources.env_path and sources.env_path.is_file() else []
+    return _finished(layers, named, overrides.texts, (*files.files, *read))
+
+
+def _finished(
+    layers: _Layers, named: list[str], texts: Mapping[str, str], paths: tuple[Path, ...]
+) -> GymConfig:
+    """Directives, then interpolation, then validation, then references."""
+    file_keys = frozenset(key for key, sources in layers.origins.items() if sources != [COMMAND_LINE])
+    data = resolve(apply_directives(layers.values, layers.origins), layers.origins)
+    settings = validate_fields(GymSettings, data, texts, known=file_keys)
+    own = {**settings.model_dump(exclude_unset=True), HEAD_SERVER_KEY_NAME: settings.head().model_dump()}
+    data = {**deep_merge(data, own), CONFIG_PATHS_KEY_NAME: named}
+    servers = _servers(data, settings, layers.origins)
+    check_references(servers, layers.origins)
+    return GymConfig(data, servers, texts, paths, file_keys)
+
+
+def _servers(
+    data: Mapping[str, Any], settings: GymSettings, origins: Mapping[str, Sequence[str]]
+) -> tuple[ServerInstance, ...]:
+    found = find_servers(data, origins)
+    if found.almost:
+        message = almost_server_message(found.almost, origins)
+        if settings.error_on_almost_servers:
+            raise AlmostServerError(message)
+        _log.warning("left out: %s", message)
+    return tuple(instance_at(data, path, settings.default_host) for path in found.paths)

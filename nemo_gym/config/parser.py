@@ -1,0 +1,79 @@
+"""The published way to a configuration: a parser object that gives a DictConfig."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from nemo_gym.config.hints import did_you_mean
+from nemo_gym.config.load import ENV_FILE, Sources, load_sources
+from nemo_gym.config.merge import deep_merge
+from nemo_gym.config.overrides import Overrides, overrides_from, parse_arguments
+from nemo_gym.config.ports import fill_ports
+from nemo_gym.errors import ConfigPathNotFoundError, ServerRefNotFoundError
+from nemo_gym.types import SERVER_KINDS
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+class GlobalConfigDictParserConfig(BaseModel, use_attribute_docstrings=True):
+    """What a parser reads."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    dotenv_path: Path | None = None
+    """Read instead of env.yaml in the working directory."""
+    initial_global_config_dict: Any = None
+    """A mapping (or DictConfig) that is laid over files and env.yaml, below the command line."""
+    skip_load_from_cli: bool = False
+    """Leave sys.argv alone."""
+    skip_load_from_dotenv: bool = False
+    """Leave env.yaml alone."""
+
+
+class GlobalConfigDictParser:
+    """Reads the configuration of this process."""
+
+    def parse(self, parse_config: GlobalConfigDictParserConfig | None = None) -> "DictConfig":
+        """The resolved configuration, read-only, with a host and a port for every server."""
+        config = parse_config or GlobalConfigDictParserConfig()
+        folder = Path.cwd()
+        sources = Sources((), self._overrides(config), _env_path(config, folder), folder, {})
+        return fill_ports(load_sources(sources)).values
+
+    def _overrides(self, config: GlobalConfigDictParserConfig) -> Overrides:
+        initial = overrides_from(config.initial_global_config_dict)
+        arguments = Overrides() if config.skip_load_from_cli else parse_arguments(sys.argv[1:])
+        values = deep_merge(initial.values, arguments.values)
+        return Overrides(values, arguments.deletions, arguments.texts)
+
+
+def get_first_server_config_dict(
+    global_config_dict: "DictConfig | Mapping[str, Any]", top_level_path: str
+) -> "DictConfig":
+    """The implementation's block of the instance with this name."""
+    instance: Any = global_config_dict.get(top_level_path)
+    for kind in SERVER_KINDS:
+        if isinstance(instance, Mapping) and instance.get(kind):
+            block: DictConfig = next(iter(instance[kind].values()))
+            return block
+    names = (str(key) for key, value in global_config_dict.items() if _is_server(value))
+    hint = did_you_mean(top_level_path, names)
+    raise ServerRefNotFoundError(f"no server {top_level_path!r} in the configuration; {hint}")
+
+
+def _is_server(value: object) -> bool:
+    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
+
+
+def _env_path(config: GlobalConfigDictParserConfig, folder: Path) -> Path | None:
+    if config.skip_load_from_dotenv:
+        return None
+    if config.dotenv_path is None:
+        return folder / ENV_FILE
+    if not config.dotenv_path.is_file():
+        raise ConfigPathNotFoundError(f"dotenv_path {str(config.dotenv_path)!r}: no such file; create it")
+    return config.dotenv_path

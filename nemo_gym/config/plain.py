@@ -1,0 +1,45 @@
+"""Plain data (dict, list, scalars) from whatever callers hand over, and a DictConfig from plain data."""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+
+
+def plain_data(value: Any) -> Any:
+    """Mappings as dicts, sequences as lists, paths as text; OmegaConf containers unresolved."""
+    if "omegaconf" in sys.modules:
+        from omegaconf import OmegaConf
+
+        if OmegaConf.is_config(value):
+            return OmegaConf.to_container(value, resolve=False)
+    if isinstance(value, Mapping):
+        return {key: plain_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def frozen_dictconfig(values: Mapping[str, Any]) -> "DictConfig":
+    """Resolved data as a read-only DictConfig. A `${` in it is text, so it is escaped on the way in."""
+    from omegaconf import OmegaConf
+
+    config: DictConfig = OmegaConf.create(_escaped(values))
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    if isinstance(value, str) and "${" in value:
+        return _INTERPOLATION.sub(lambda match: match[1] * 2 + r"\${", value)
+    return value

@@ -1,0 +1,35 @@
+"""The top-level keys that this package itself reads."""
+
+from pydantic import BaseModel, Field
+
+from nemo_gym.config_types import BaseServerConfig
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_HEAD_SERVER_PORT = 11000
+PORT_RANGE_LOW = 10001
+PORT_RANGE_HIGH = 20000
+
+
+class HeadServerSettings(BaseModel):
+    host: str = DEFAULT_HOST
+    port: int = Field(default=DEFAULT_HEAD_SERVER_PORT, ge=1, le=65535)
+
+
+class GymSettings(BaseModel, use_attribute_docstrings=True):
+    """Settings of the whole configuration."""
+
+    head_server: HeadServerSettings = HeadServerSettings()
+    """Where the head server listens."""
+    default_host: str = DEFAULT_HOST
+    """Host of every server that names none."""
+    port_range_low: int = Field(default=PORT_RANGE_LOW, ge=1, le=65535)
+    """Lowest port that is given to a server."""
+    port_range_high: int = Field(default=PORT_RANGE_HIGH, ge=1, le=65535)
+    """Highest port that is given to a server."""
+    disallowed_ports: list[int] = Field(default_factory=list)
+    """Ports that are never given to a server."""
+    error_on_almost_servers: bool = True
+    """Whether a block that looks like a server and is none stops the command."""
+
+    def head(self) -> BaseServerConfig:
+        return BaseServerConfig(host=self.head_server.host, port=self.head_server.port)

@@ -1,0 +1,161 @@
+"""Configuration classes that environments and commands derive from, and the configuration errors."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nemo_gym.errors import (
+    AlmostServerError,
+    ComponentError,
+    ConfigError,
+    ConfigMissingValuesError,
+    ConfigPathNotFoundError,
+    ConfigSyntaxError,
+    InheritPathNotFoundError,
+    ServerRefNotFoundError,
+)
+from nemo_gym.types import SERVER_KINDS
+
+__all__ = [
+    "AgentServerRef",
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "AlmostServerError",
+    "BaseNeMoGymCLIConfig",
+    "BaseRunServerConfig",
+    "BaseRunServerInstanceConfig",
+    "BaseServerConfig",
+    "BenchmarkDatasetConfig",
+    "ComponentError",
+    "ConfigError",
+    "ConfigMissingValuesError",
+    "ConfigPathNotFoundError",
+    "ConfigSyntaxError",
+    "DatasetConfig",
+    "Domain",
+    "InheritPathNotFoundError",
+    "ModelServerRef",
+    "ResourcesServerRef",
+    "ServerRefNotFoundError",
+    "is_server_ref",
+]
+
+
+class BaseNeMoGymCLIConfig(BaseModel):
+    """What one command reads. Validates from the whole merged configuration; other keys are ignored."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_data(cls, data: Any) -> Any:
+        """A DictConfig validates like the dict it stands for."""
+        if isinstance(data, BaseModel | dict):
+            return data
+        from omegaconf import DictConfig, OmegaConf
+
+        return OmegaConf.to_container(data, resolve=True) if isinstance(data, DictConfig) else data
+
+
+class ResourcesServerRef(BaseModel):
+    type: Literal["resources_servers"] = "resources_servers"
+    name: str
+
+
+class AgentServerRef(BaseModel):
+    type: Literal["responses_api_agents"] = "responses_api_agents"
+    name: str
+
+
+class ModelServerRef(BaseModel):
+    type: Literal["responses_api_models"] = "responses_api_models"
+    name: str
+
+
+def is_server_ref(value: object) -> bool:
+    """Whether a configuration value names another server: `{type: <kind>, name: <instance>}`."""
+    return (
+        isinstance(value, Mapping)
+        and set(value) == {"type", "name"}
+        and value["type"] in SERVER_KINDS
+        and isinstance(value["name"], str)
+    )
+
+
+class Domain(StrEnum):
+    """The capability an environment exercises."""
+
+    MATH = "math"
+    CODING = "coding"
+    AGENT = "agent"
+    KNOWLEDGE = "knowledge"
+    INSTRUCTION_FOLLOWING = "instruction_following"
+    LONG_CONTEXT = "long_context"
+    SAFETY = "safety"
+    GAMES = "games"
+    TRANSLATION = "translation"
+    E2E = "e2e"
+    RLHF = "rlhf"
+    OTHER = "other"
+
+
+class DatasetConfig(BaseModel):
+    """One dataset of an agent."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    type: Literal["train", "validation", "example", "benchmark"]
+    jsonl_fpath: str
+    num_repeats: int = Field(default=1, ge=1)
+    license: str | None = None
+
+    @model_validator(mode="after")
+    def _licensed_where_it_trains(self) -> "DatasetConfig":
+        if self.type in ("train", "validation") and not self.license:
+            raise ValueError(f"dataset {self.name!r} of type {self.type!r} needs a `license`")
+        return self
+
+
+class BenchmarkDatasetConfig(DatasetConfig):
+    type: Literal["benchmark"] = "benchmark"
+    prepare_script: str | None = None
+    prompt_config: str | None = None
+
+
+class BaseServerConfig(BaseModel):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+class BaseRunServerConfig(BaseServerConfig):
+    """What every server block of a configuration file has."""
+
+    entrypoint: str
+    domain: Domain | str | None = None
+    num_workers: int | None = Field(default=None, ge=1)
+    datasets: list[DatasetConfig] | None = None
+
+
+class BaseRunServerInstanceConfig(BaseRunServerConfig):
+    """A server block together with the instance name it stands under."""
+
+    name: str
+
+
+class AggregateMetricsRequest(BaseModel):
+    """Body of POST /aggregate_metrics: rollouts as the verifier answered them."""
+
+    verify_responses: list[dict[str, Any]]
+
+
+class AggregateMetrics(BaseModel):
+    """Answer of POST /aggregate_metrics."""
+
+    agent_metrics: dict[str, Any] = Field(default_factory=dict)
+    key_metrics: dict[str, Any] = Field(default_factory=dict)
+    group_level_metrics: list[dict[str, Any]] = Field(default_factory=list)

@@ -1,0 +1,101 @@
+import pytest
+from omegaconf import OmegaConf
+from pydantic import BaseModel, Field
+
+from nemo_gym.config import flag_fields, parse_arguments, string_fields, validate_fields
+from nemo_gym.errors import ConfigError
+
+
+class Command(BaseModel):
+    output_jsonl_fpath: str
+    agent_name: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+    num_repeats: int = Field(default=1, ge=1)
+    resume_from_cache: bool = False
+    judge_api_key: str | None = None
+
+
+def validated(*argv: str) -> Command:
+    overrides = parse_arguments(argv)
+    return validate_fields(Command, overrides.values, overrides.texts)
+
+
+def problem(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validated(*argv)
+    return str(caught.value)
+
+
+def test_kinds_of_fields_are_known_from_the_class() -> None:
+    assert string_fields(Command) == {"output_jsonl_fpath", "agent_name", "judge_api_key"}
+    assert flag_fields(Command) == {"resume_from_cache"}
+
+
+def test_string_fields_take_the_text_as_it_was_typed() -> None:
+    command = validated("+output_jsonl_fpath=1234_5678", "+agent_name=1e5", "+limit=3")
+    assert (command.output_jsonl_fpath, command.agent_name, command.limit) == ("1234_5678", "1e5", 3)
+    assert validated("+output_jsonl_fpath=x", "+agent_name=null").agent_name is None
+
+
+def test_fields_of_a_block_are_known_by_their_prefix() -> None:
+    command = validate_fields(
+        Command, {"output_jsonl_fpath": 7}, {"a.b.output_jsonl_fpath": "007"}, prefix="a.b"
+    )
+    assert command.output_jsonl_fpath == "007"
+    with pytest.raises(ConfigError, match=r"^a\.b\.limit: 0 is not allowed"):
+        validate_fields(Command, {"output_jsonl_fpath": "x", "limit": 0}, prefix="a.b")
+
+
+def test_dictconfig_and_foreign_keys_are_taken() -> None:
+    data = OmegaConf.create({"output_jsonl_fpath": "x", "policy_model": {"responses_api_models": {}}})
+    assert validate_fields(Command, data).output_jsonl_fpath == "x"
+
+
+def test_missing_required_field_is_named_with_an_example() -> None:
+    expected = "output_jsonl_fpath: required and not set; set it with +output_jsonl_fpath=<value>"
+    assert problem("+limit=3") == expected
+
+
+def test_bad_value_is_named_with_what_is_allowed() -> None:
+    message = problem("+output_jsonl_fpath=x", "+limit=0")
+    assert message == "limit: 0 is not allowed: should be greater than or equal to 1 (int or null)"
+
+
+def test_all_problems_are_in_one_error() -> None:
+    message = problem("+limit=-1", "+num_repeats=many", "+agent_nam=x")
+    assert message.startswith("4 settings are wrong:\n")
+    assert "\n  output_jsonl_fpath: required" in message
+    assert "\n  limit: -1 is not allowed" in message
+    assert "\n  num_repeats: many is not allowed: should be a valid integer" in message
+    assert "\n  agent_nam: unknown; did you mean +agent_name=x?" in message
+
+
+def test_near_miss_alone_is_an_error() -> None:
+    assert (
+        problem("+output_jsonl_fpath=x", "+num_repeat=3")
+        == "num_repeat: unknown; did you mean +num_repeats=3?"
+    )
+
+
+def test_only_near_misses_of_the_command_line_count() -> None:
+    assert validate_fields(Command, {"output_jsonl_fpath": "x", "num_repeat": 3}).num_repeats == 1
+    assert validated("+output_jsonl_fpath=x", "+something=else").limit is None
+    overrides = parse_arguments(["+output_jsonl_fpath=x", "+num_repeat=3"])
+    assert validate_fields(Command, overrides.values, overrides.texts, known={"num_repeat"}).num_repeats == 1
+
+
+def test_server_instance_is_nobodys_near_miss() -> None:
+    data = {"output_jsonl_fpath": "x", "agent_names": {"responses_api_agents": {"simple_agent": {}}}}
+    assert validate_fields(Command, data, {"agent_names.responses_api_agents.simple_agent.max_steps": "3"})
+
+
+def test_secrets_are_hidden_in_errors() -> None:
+    message = problem(
+        "+output_jsonl_fpath=x", "+judge_api_key.deep=sk-very-secret", "+judge_api_ke=sk-other-secret"
+    )
+    assert "judge_api_key: **** is not allowed" in message
+    assert "sk-very" not in message
+    assert "judge_api_ke: unknown; did you mean +judge_api_key=****?" in message
+    with pytest.raises(ConfigError) as caught:
+        validate_fields(Command, {"output_jsonl_fpath": "x", "limit": "http://me:sesame@host/"})
+    assert "sesame" not in str(caught.value)

@@ -1,0 +1,103 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from nemo_gym.config.resolve import resolve
+from nemo_gym.errors import ConfigError, ConfigMissingValuesError, ConfigSyntaxError
+from tests.gym.config.conftest import Load, Write
+
+VALUES: dict[str, Any] = {
+    "text": "some text",
+    "none": None,
+    "yes": True,
+    "small": 1e-05,
+    "list": [1, {"x": "${text}"}],
+    "map": {"a": 1, "same": "${.a}", "up": "${..text}"},
+    "via": "${map}",
+}
+SCALARS = ("text", "none", "yes", "small", "list.0", "list.1.x", "map.a", "map.up", "via.a")
+PIECES = st.one_of(
+    st.sampled_from([f"${{{name}}}" for name in SCALARS]),
+    st.sampled_from(
+        ["a", " ", "$", "}", "{", ":", "\\", "é", "${oc.decode:'[1]'}", "${ text }", "${map[a]}"]
+    ),
+)
+
+
+TEXTS = st.lists(PIECES, max_size=4).map("".join) | st.sampled_from(
+    ["${map}", "${via}", "${list}", "${list.1}"]
+)
+
+
+@given(TEXTS)
+def test_texts_resolve_as_omegaconf_resolves_them(text: str) -> None:
+    try:
+        expected = OmegaConf.to_container(OmegaConf.create({**VALUES, "key": text}), resolve=True)
+    except Exception:
+        with pytest.raises(ConfigError):
+            resolve({**VALUES, "key": text})
+    else:
+        assert resolve({**VALUES, "key": text}) == expected
+
+
+def test_environment_variables_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_URL", "http://x")
+    monkeypatch.delenv("NO_URL", raising=False)
+    values = {"a": "${oc.env:SOME_URL}/v1", "b": "${oc.env:NO_URL,fallback}", "c": "${a}"}
+    assert resolve(values) == {"a": "http://x/v1", "b": "fallback", "c": "http://x/v1"}
+
+
+def test_every_missing_value_is_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_URL", raising=False)
+    values = {
+        "a": {"b": ["???", {"c": "${no.such}"}]},
+        "d": "???",
+        "e": "x${d}",
+        "f": "${oc.env:NO_URL}",
+        "g": "${oc.decode:${nor.this}}",
+        "h": "${d.deeper}",
+    }
+    with pytest.raises(ConfigMissingValuesError) as caught:
+        resolve(values)
+    message = str(caught.value)
+    assert message.startswith("5 values are missing:\n")
+    assert "\n  a.b.0\n" in message
+    assert "\n  no.such (needed by a.b.1.c)\n" in message
+    assert "\n  d (needed by e, h)\n" in message
+    assert "\n  nor.this (needed by g)\n" in message
+    assert "environment variable NO_URL: not set (needed by f); export NO_URL=<value>" in message
+    assert "+a.b.0=<value>, or in env.yaml" in message
+
+
+def test_one_missing_value_reads_as_one() -> None:
+    with pytest.raises(ConfigMissingValuesError, match=r"^1 value is missing:\n  a\n.*\+a=<value>"):
+        resolve({"a": "???"})
+
+
+@pytest.mark.parametrize("values", [{"a": "${a}"}, {"a": "${b}", "b": "x${a}"}, {"a": {"b": "${a}"}}])
+def test_circle_is_named(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"circle: .*a.* -> "):
+        resolve(values)
+
+
+def test_text_that_is_no_interpolation_is_reported_with_its_key() -> None:
+    with pytest.raises(ConfigSyntaxError, match=r"a\.b: .*\$\{x.*not an interpolation; write \$\{key\}"):
+        resolve({"a": {"b": "p${x"}})
+
+
+def test_unknown_resolver_is_reported_with_its_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"a: '\$\{nope:1\}' cannot be resolved: Unsupported interpolation type nope"
+    ):
+        resolve({"a": "${nope:1}"})
+
+
+def test_missing_values_are_set_from_env_yaml_or_command_line(write: Write, load: Load) -> None:
+    write("a.yaml", "x: ???\ny: ???\nz: ${x}/${y}")
+    with pytest.raises(ConfigMissingValuesError, match=r"x \(needed by z\)"):
+        load("+config_paths=a.yaml")
+    write("env.yaml", "x: 1")
+    assert load("+config_paths=a.yaml", "+y=2").data["z"] == "1/2"
