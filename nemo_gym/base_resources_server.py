@@ -1,0 +1,119 @@
+"""Resources servers: an environment's tools and its verifier."""
+
+from enum import StrEnum
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+from pydantic import BaseModel, ConfigDict
+from starlette.types import Receive, Scope, Send
+
+from nemo_gym.config_types import (
+    AggregateMetrics,
+    AggregateMetricsRequest,
+    BaseRunServerInstanceConfig,
+)
+from nemo_gym.judge import judge_failsafe
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from nemo_gym.servers.aggregation import AggregatesMetrics
+from nemo_gym.servers.base import BaseServer, SimpleServer
+
+__all__ = [
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "BaseMultiRewardVerifyResponse",
+    "BaseResourcesServer",
+    "BaseResourcesServerConfig",
+    "BaseRunRequest",
+    "BaseSeedSessionRequest",
+    "BaseSeedSessionResponse",
+    "BaseVerifyRequest",
+    "BaseVerifyResponse",
+    "NeMoGymResponse",
+    "ReverifyMode",
+    "SimpleResourcesServer",
+]
+
+
+class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
+    """What every environment's block of the configuration has."""
+
+
+class BaseResourcesServer(BaseServer):
+    config: BaseResourcesServerConfig
+
+
+class BaseRunRequest(BaseModel):
+    """A row: the task for one rollout. Fields an environment does not declare travel along."""
+
+    model_config = ConfigDict(extra="allow")
+
+    responses_create_params: NeMoGymResponseCreateParamsNonStreaming
+
+
+class BaseVerifyRequest(BaseRunRequest):
+    """A row together with what the agent made of it."""
+
+    response: NeMoGymResponse
+
+
+class BaseVerifyResponse(BaseVerifyRequest):
+    """A scored rollout."""
+
+    reward: float
+
+
+class BaseMultiRewardVerifyResponse(BaseVerifyResponse):
+    reward_components: dict[str, float]
+
+
+class BaseSeedSessionRequest(BaseModel):
+    """The whole row."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class BaseSeedSessionResponse(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class ReverifyMode(StrEnum):
+    """Whether a finished rollout can be verified again from its record alone."""
+
+    STATELESS = "stateless"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "unknown"
+
+
+class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer):
+    """Base of environments: override `verify`, add tools in `setup_webserver`."""
+
+    config: BaseResourcesServerConfig
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.post("/seed_session")(self.seed_session)
+        app.post("/verify")(judge_failsafe(self.verify))
+        app.post("/aggregate_metrics")(self.aggregate_metrics)
+        app.router.default = _no_such_tool
+        return app
+
+    async def seed_session(self, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
+        """The start of one rollout's session."""
+        return BaseSeedSessionResponse()
+
+    async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
+        """Score a rollout."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to verify")
+
+
+async def _no_such_tool(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says so in words that help the model which made the tool up."""
+    if scope["type"] != "http":
+        raise HTTPException(404)
+    routes: list[Any] = scope["app"].router.routes
+    own = {"/seed_session", "/verify", "/aggregate_metrics"}
+    tools = [route.path[1:] for route in routes if "POST" in (getattr(route, "methods", None) or ())]
+    names = ", ".join(name for name in tools if f"/{name}" not in own)
+    asked = scope["path"].removeprefix("/")
+    raise HTTPException(404, f"there is no tool named {asked!r}; the tools are: {names or 'none'}")

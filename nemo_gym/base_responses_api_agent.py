@@ -1,0 +1,51 @@
+"""Agents: they play a row from the first model call to the verified result."""
+
+from typing import Any
+
+from fastapi import Body, FastAPI
+
+from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
+from nemo_gym.servers.aggregation import AggregatesMetrics
+from nemo_gym.servers.base import SimpleServer
+
+__all__ = [
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "BaseResponsesAPIAgentConfig",
+    "Body",
+    "SimpleResponsesAPIAgent",
+    "is_reserved_tool_name",
+]
+
+_RESERVED = frozenset({"", ".", "..", "verify", "seed_session", "aggregate_metrics", "run", "mcp"})
+
+
+def is_reserved_tool_name(name: str) -> bool:
+    """Whether a function name that a model chose must not be called: it would reach more than a tool."""
+    return name in _RESERVED or not name.isprintable() or not set(name).isdisjoint("/\\?#%")
+
+
+class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
+    """What every agent's block of the configuration has."""
+
+
+class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
+    """Base of agents: override `responses` and `run`."""
+
+    config: BaseResponsesAPIAgentConfig
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.post("/v1/responses")(self.responses)
+        app.post("/run")(self.run)
+        app.post("/aggregate_metrics")(self.aggregate_metrics)
+        return app
+
+    async def responses(self, body: dict[str, Any] = Body()) -> Any:
+        """Play an episode: model and tools until the model is done."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to respond")
+
+    async def run(self, body: dict[str, Any] = Body()) -> Any:
+        """Play a row: seed, episode, verification."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to run")

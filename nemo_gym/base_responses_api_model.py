@@ -1,0 +1,41 @@
+"""Model servers: one interface to whatever generates the text."""
+
+from fastapi import Body, FastAPI
+
+from nemo_gym.config_types import BaseRunServerInstanceConfig
+from nemo_gym.openai_utils import (
+    NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from nemo_gym.servers.base import SimpleServer
+
+__all__ = ["BaseResponsesAPIModelConfig", "Body", "SimpleResponsesAPIModel"]
+
+
+class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):
+    """What every model server's block of the configuration has."""
+
+
+class SimpleResponsesAPIModel(SimpleServer):
+    """Base of model servers: override the two routes."""
+
+    config: BaseResponsesAPIModelConfig
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.post("/v1/responses")(self.responses)
+        app.post("/v1/chat/completions")(self.chat_completions)
+        return app
+
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+        """One call in the Responses format."""
+        raise NotImplementedError(f"{type(self).__name__} does not speak the Responses format")
+
+    async def chat_completions(
+        self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+    ) -> NeMoGymChatCompletion:
+        """One call in the Chat Completions format."""
+        raise NotImplementedError(f"{type(self).__name__} does not speak the Chat Completions format")

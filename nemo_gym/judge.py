@@ -1,0 +1,82 @@
+"""Judge models in verifiers. A judge that could not be asked is a failed rollout, not a wrong answer.
+
+Wrap the call and not the scoring around it: an answer that came and cannot be read is for the verifier to
+score, an answer that did not come is a JudgeError.
+"""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from nemo_gym.client import ServerClient
+from nemo_gym.errors import JudgeError
+from nemo_gym.http import Cookies, get_response_json, raise_for_status
+from nemo_gym.openai_utils import NeMoGymResponse
+from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_JUDGE_ERROR_KEY
+
+__all__ = ["JudgeError", "call_judge", "judge_failsafe", "reraise_judge_errors"]
+
+T = TypeVar("T")
+ResponseT = TypeVar("ResponseT", bound=BaseModel)
+
+
+async def call_judge(
+    server_client: ServerClient,
+    server_name: str,
+    json: Any,
+    response_type: type[ResponseT] = NeMoGymResponse,  # type: ignore[assignment]  # the usual one
+    *,
+    url_path: str = "/v1/responses",
+    cookies: Cookies | None = None,
+) -> ResponseT:
+    """Ask the judge model `server_name`; any failure of the call is a JudgeError."""
+
+    async def ask() -> ResponseT:
+        response = await server_client.post(
+            server_name=server_name, url_path=url_path, json=json, cookies=cookies
+        )
+        await raise_for_status(response)
+        return response_type.model_validate(await get_response_json(response))
+
+    return await reraise_judge_errors(ask())
+
+
+async def reraise_judge_errors(call: Awaitable[T]) -> T:
+    """Await a call to a judge; whatever it raises comes out as a JudgeError."""
+    try:
+        return await call
+    except JudgeError:
+        raise
+    except Exception as error:  # the boundary between a verifier and its judge
+        raise JudgeError(f"{type(error).__name__}: {error}") from error
+
+
+def judge_failsafe(verify: Callable[..., Any]) -> Callable[..., Any]:
+    """A `verify` that answers a JudgeError with reward 0 and the class under which the rollout is filed."""
+
+    @functools.wraps(verify)
+    async def verify_or_file(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await verify(*args, **kwargs)
+        except JudgeError as error:
+            return _filed(error, (*args, *kwargs.values()))
+
+    @functools.wraps(verify)
+    def verify_or_file_blocking(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return verify(*args, **kwargs)
+        except JudgeError as error:
+            return _filed(error, (*args, *kwargs.values()))
+
+    return verify_or_file if inspect.iscoroutinefunction(verify) else verify_or_file_blocking
+
+
+def _filed(error: JudgeError, arguments: tuple[Any, ...]) -> JSONResponse:
+    body = next((value for value in arguments if isinstance(value, BaseModel)), None)
+    row = body.model_dump(mode="json", exclude_unset=True) if body is not None else {}
+    filed = {"reward": 0.0, NG_FAILURE_CLASS_KEY: "judge_failed", NG_JUDGE_ERROR_KEY: str(error)}
+    return JSONResponse(row | filed)

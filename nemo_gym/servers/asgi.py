@@ -1,0 +1,102 @@
+"""ASGI by hand: the scope, the receiving and the sending side of a request made in this process."""
+
+import asyncio
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.client import Call
+from nemo_gym.http import cookie_header
+
+Answer = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers without the content length, body. Status 0: it has been sent already."""
+
+
+class Collector:
+    """Takes what an ASGI application sends."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.headers: list[tuple[str, str]] = []
+        self.body: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = [
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]
+            ]
+        elif message["type"] == "http.response.body":
+            self.body.append(message.get("body", b""))
+
+    def answer(self) -> Answer:
+        headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]
+        return self.status, headers, b"".join(self.body)
+
+
+async def send_answer(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    if not status:
+        return
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    if status not in (204, 304):
+        raw.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def cookies_of(scope: Scope) -> str:
+    """All cookies of a request as one header."""
+    return b"; ".join([value for name, value in scope["headers"] if name == b"cookie"]).decode("latin-1")
+
+
+def is_json(scope: Scope) -> bool:
+    return any(name == b"content-type" and value == b"application/json" for name, value in scope["headers"])
+
+
+def local_scope(call: Call, app: ASGIApp) -> dict[str, Any]:
+    pairs = list(call.headers)
+    if call.is_json:
+        pairs.append(("content-type", "application/json"))
+    if call.cookies:
+        pairs.append(("cookie", cookie_header(call.cookies)))
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": call.method,
+        "scheme": "http",
+        "path": call.path,
+        "raw_path": call.path.encode(),
+        "root_path": "",
+        "query_string": call.query.encode(),
+        "headers": [(b"host", b"127.0.0.1"), *headers],
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+        "state": {},
+        "app": app,
+    }
+
+
+def receive_body(body: bytes) -> Receive:
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        # The caller stays until the answer is there; whoever listens for it to leave is cancelled then.
+        return await asyncio.Event().wait() and {"type": "http.disconnect"}
+
+    return receive
+
+
+async def read_body(receive: Receive) -> bytes:
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    parts = [body]
+    while message.get("more_body"):
+        message = await receive()
+        parts.append(message.get("body", b""))
+    return b"".join(parts)

@@ -1,0 +1,133 @@
+"""What all three server kinds are made of: a pydantic object that builds its FastAPI application."""
+
+import inspect
+import sys
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+
+from nemo_gym.client import ServerClient, session_cookie_name
+from nemo_gym.config import (
+    GymConfig,
+    ServerInstance,
+    assign_ports,
+    load_config,
+    parse_arguments,
+    validate_fields,
+)
+from nemo_gym.config.current import set_global_config_dict
+from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
+from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.sessions import SessionMiddleware, SessionStore
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """Which instance the running code is being hosted as."""
+
+    config: GymConfig
+    instance: ServerInstance
+    client: ServerClient
+    file: Path
+    worker: int | None = None
+    """Number of this process among the instance's workers; None where there is only one."""
+
+
+current_hosting: ContextVar[Hosting | None] = ContextVar("current_hosting", default=None)
+
+
+def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
+    """Whether `file` is being loaded as one of several workers, whose module may expose `app`."""
+    hosting = current_hosting.get()
+    return hosting is not None and hosting.worker is not None and hosting.file == Path(file).resolve()
+
+
+def configure(config_class: type[BaseModel], config: GymConfig, instance: ServerInstance) -> BaseModel:
+    """An instance's block of the configuration as the class that its server declares."""
+    data = {**instance.settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
+    prefix = f"{instance.name}.{instance.kind}.{instance.implementation}"
+    return validate_fields(config_class, data, config.texts, prefix)
+
+
+class BaseServer(BaseModel):
+    """A configured server."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    config: BaseRunServerInstanceConfig
+
+    @classmethod
+    def config_class(cls) -> type[BaseModel]:
+        """The class that the server declares its `config` to be."""
+        annotation: Any = cls.model_fields["config"].annotation
+        return cast(type[BaseModel], annotation)
+
+    @classmethod
+    def from_instance(cls, hosting: Hosting) -> Self:
+        """Build the server that an instance of the configuration describes."""
+        config = configure(cls.config_class(), hosting.config, hosting.instance)
+        return cls(config=config, server_client=hosting.client)
+
+
+class SimpleServer(BaseServer):
+    """A server that other components call through their client."""
+
+    server_client: ServerClient
+
+    def setup_webserver(self) -> FastAPI:
+        """The application with all its routes."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how to set up its routes")
+
+    def get_session_middleware_key(self) -> str:
+        return session_cookie_name(self.config.name)
+
+    def setup_session_middleware(self, app: FastAPI) -> None:
+        """Give every caller of the application a session of its own."""
+        hosting = current_hosting.get()
+        worker = hosting.worker if hosting is not None else None
+        app.add_middleware(
+            SessionMiddleware, store=SessionStore(self.get_session_middleware_key(), worker=worker)
+        )
+
+    @classmethod
+    def run_webserver(cls) -> FastAPI | None:
+        """Serve this class as the instance that the command line configures, until stopped.
+
+        While a worker loads the module, give back the application instead.
+        """
+        hosting = current_hosting.get()
+        if hosting is not None:
+            return cls.from_instance(hosting).setup_webserver()
+        from nemo_gym.servers.serve import serve  # uvicorn: not needed where servers are embedded
+
+        config = assign_ports(load_config(overrides=parse_arguments(sys.argv[1:])))
+        set_global_config_dict(config.values)
+        hosting = cls._hosting_from(config)
+        current_hosting.set(hosting)
+        app = cls.from_instance(hosting).setup_webserver()
+        serve(HostedServer(hosting.instance.name, app), hosting.instance)
+        return None
+
+    @classmethod
+    def _hosting_from(cls, config: GymConfig) -> Hosting:
+        file = Path(inspect.getfile(cls)).resolve()
+        kind, implementation = file.parent.parent.name, file.parent.name
+        wanted = config.values.get("server_name")
+        instances = [
+            instance
+            for instance in config.servers
+            if (instance.kind, instance.implementation) == (kind, implementation)
+            and wanted in (None, instance.name)
+        ]
+        if len(instances) != 1:
+            names = ", ".join(instance.name for instance in instances) or "none"
+            raise ConfigError(
+                f"the configuration has no single instance of {kind}/{implementation} (found: {names}); "
+                "pass +config_paths=[…] and, where there are several, +server_name=<instance>"
+            )
+        client = ServerClient(config.head_server, config.values)
+        return Hosting(config, instances[0], client, file)

@@ -1,0 +1,108 @@
+"""Failures as answers: an exception in a server becomes a status, a body and the cause on its headers.
+
+The three headers say which server failed first, with which status, and whether the same input would fail
+again (data) or may well work later (infrastructure). Each server on the way up passes them on.
+"""
+
+import inspect
+import logging
+from typing import Any
+
+import aiohttp
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.codec import encode_json
+from nemo_gym.http import (
+    FAILURE_KIND_HEADER,
+    FAILURE_SERVER_HEADER,
+    FAILURE_STATUS_HEADER,
+    RATE_LIMIT_ERROR_CODES,
+    EndpointError,
+    ServerCallError,
+    ServerUnreachableError,
+)
+from nemo_gym.types import FailureKind
+
+logger = logging.getLogger(__name__)
+
+_NO_ANSWER = (ConnectionError, TimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+
+
+async def respond_to(error: Exception, request: Request, server_name: str) -> Response:
+    """The answer to a request whose endpoint raised: the application's own handler's, if it has one."""
+    handler = _handler_for(request.app, error)
+    if handler is None:
+        return _failure(error, server_name)
+    if inspect.iscoroutinefunction(handler):
+        response: Response = await handler(request, error)
+    else:
+        response = await run_in_threadpool(handler, request, error)
+    add_cause(response.headers, response.status_code, server_name)
+    return response
+
+
+def add_cause(headers: MutableHeaders, status: int, server_name: str) -> None:
+    """Name the cause on an error status that an endpoint chose itself."""
+    if status >= 400 and FAILURE_KIND_HEADER not in headers:
+        kind: FailureKind = "infrastructure" if status in RATE_LIMIT_ERROR_CODES else "data"
+        headers.update(_cause(server_name, status, kind))
+
+
+def _handler_for(app: Any, error: Exception) -> Any:
+    handlers = app.exception_handlers
+    if isinstance(error, HTTPException) and error.status_code in handlers:
+        return handlers[error.status_code]
+    return next((handlers[cls] for cls in type(error).__mro__ if cls in handlers), None)
+
+
+def _failure(error: Exception, server_name: str) -> Response:
+    if isinstance(error, EndpointError):
+        cause = _cause(server_name, error.origin_status, error.kind)
+        return Response(error.response_content, error.status, cause, "application/json")
+    if isinstance(error, ServerCallError):
+        cause = _cause(error.server or server_name, error.origin_status, error.kind)
+    elif isinstance(error, ServerUnreachableError):
+        cause = _cause(error.server, 503, "infrastructure")
+    else:  # it began here: the one place that logs it
+        logger.error("%s: %r", server_name, error, exc_info=error)
+        cause = _cause(server_name, 500, "infrastructure" if isinstance(error, _NO_ANSWER) else "data")
+    return Response(encode_json(repr(error)), 500, cause, "application/json")
+
+
+def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
+    return {
+        FAILURE_KIND_HEADER: kind,
+        FAILURE_SERVER_HEADER: server.encode("ascii", "backslashreplace").decode(),
+        FAILURE_STATUS_HEADER: str(status),
+    }
+
+
+class FailureMiddleware:
+    """Gives requests that go through the ASGI application the same failure answers."""
+
+    def __init__(self, app: ASGIApp, server_name: str) -> None:
+        self.app = app
+        self.server_name = server_name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_with_cause(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                add_cause(MutableHeaders(scope=message), message["status"], self.server_name)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_cause)
+        except Exception as error:  # the boundary of a server: every failure becomes an answer
+            if scope["type"] != "http" or started:
+                raise
+            response = await respond_to(error, Request(scope, receive), self.server_name)
+            await response(scope, receive, send)

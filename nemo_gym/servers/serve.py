@@ -1,0 +1,49 @@
+"""Serving over HTTP: one hosted server on one socket, with uvicorn."""
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from nemo_gym.config import ServerInstance
+from nemo_gym.servers.hosted import HostedServer
+
+
+class _Server(uvicorn.Server):
+    """Says when it accepts requests."""
+
+    on_ready: Callable[[], None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.on_ready is not None:
+            self.on_ready()
+
+
+def uvicorn_config(app: HostedServer, host: str, port: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        # Longer than the client keeps an idle connection, so that the server is never first to close it.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=10,
+        backlog=8192,
+    )
+
+
+def serve(
+    app: HostedServer,
+    instance: ServerInstance,
+    *,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; running requests are given some seconds to finish."""
+    server = _Server(uvicorn_config(app, instance.host, instance.port or 0))
+    server.on_ready = on_ready
+    server.run([listener] if listener is not None else None)

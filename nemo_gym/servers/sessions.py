@@ -1,0 +1,108 @@
+"""Sessions: one dictionary for each caller, kept on the server and found by the id in a cookie.
+
+Invariant: two callers never see each other's session, and what an endpoint writes into its session is
+there on the caller's next request. A session that holds nothing but its id costs no memory once the
+request is over: the id alone brings it back.
+"""
+
+import re
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.servers.asgi import cookies_of
+from nemo_gym.types import SESSION_ID_KEY
+
+_SESSION_ID = re.compile(r"(?:\d+w)?[0-9a-f]{32}")
+
+
+class Session(dict[str, Any]):
+    """What `request.session` gives. The id stays even if an endpoint clears the dictionary."""
+
+    __slots__ = ("id", "requests")
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__({SESSION_ID_KEY: session_id})
+        self.id = session_id
+        self.requests = 0
+        """How many requests use it right now."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the id is all there is to it."""
+        return len(self) == 1 and SESSION_ID_KEY in self
+
+
+class SessionStore:
+    """The sessions of one server. Every `open` has its `close`."""
+
+    def __init__(self, cookie_name: str, *, worker: int | None = None, capacity: int = 65_536) -> None:
+        self.cookie_name = cookie_name
+        self._prefix = "" if worker is None else f"{worker}w"
+        self._capacity = capacity
+        """Sessions with content that are kept; beyond it the longest unused goes."""
+        self._in_use: dict[str, Session] = {}
+        self._kept: OrderedDict[str, Session] = OrderedDict()
+
+    def open(self, session_id: str | None) -> Session:
+        """The session with that id; a new one where there is no id or not one of ours."""
+        session = self._in_use.get(session_id) or self._kept.get(session_id) if session_id else None
+        if session is None:
+            if session_id is None or not _SESSION_ID.fullmatch(session_id):
+                session_id = self._prefix + secrets.token_hex(16)
+            session = Session(session_id)
+        self._in_use[session.id] = session
+        session.requests += 1
+        return session
+
+    def close(self, session: Session) -> None:
+        """A request is over: a session with content outlives it."""
+        session.requests -= 1
+        if not session.requests:
+            self._in_use.pop(session.id, None)
+        if session.is_bare:
+            self._kept.pop(session.id, None)
+            return
+        self._kept[session.id] = session
+        self._kept.move_to_end(session.id)
+        if len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
+
+    def set_cookie(self, session: Session) -> str:
+        """The value of the Set-Cookie header, which stands on every answer."""
+        return f"{self.cookie_name}={session.id}; Path=/; HttpOnly; SameSite=lax"
+
+    def id_in(self, cookie_header: str) -> str | None:
+        """The session id in a Cookie header."""
+        if self.cookie_name not in cookie_header:
+            return None
+        return cookie_parser(cookie_header).get(self.cookie_name)
+
+
+class SessionMiddleware:
+    """Gives requests that go through the ASGI application their session."""
+
+    def __init__(self, app: ASGIApp, store: SessionStore) -> None:
+        self.app = app
+        self.store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        session = self.store.open(self.store.id_in(cookies_of(scope)))
+        scope["session"] = session
+
+        async def send_with_cookie(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).append("set-cookie", self.store.set_cookie(session))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_cookie)
+        finally:
+            self.store.close(session)
