@@ -1,0 +1,1 @@
+"""The command line: parse, one call, render. Nothing else in the project prints or exits."""

@@ -1,0 +1,86 @@
+"""What a command is made of: the class of its fields, an example, and the function that does it."""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field
+from pydantic_core import PydanticUndefined
+
+from nemo_gym.cli.main import COMMANDS
+from nemo_gym.config import (
+    GymConfig,
+    flag_fields,
+    load_config,
+    parse_arguments,
+    string_fields,
+    validate_fields,
+)
+from nemo_gym.config_types import BaseNeMoGymCLIConfig
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+class ConfigPaths(BaseNeMoGymCLIConfig):
+    """What every command that reads a configuration takes."""
+
+    config_paths: list[str] = Field(default_factory=list)
+    """YAML files of the configuration, later ones over earlier ones: `[a.yaml,b.yaml]`. Relative paths are
+    looked for under NEMO_GYM_EXTRA_ROOTS, the working directory and the installed components."""
+
+
+@dataclass(frozen=True)
+class Command(Generic[Options]):
+    """One command."""
+
+    name: str
+    options: type[Options]
+    run: Callable[[GymConfig, Options], int]
+    """Gives the exit code."""
+    example: str
+    reads_files: bool = True
+    """Whether env.yaml and config_paths are read."""
+
+    def main(self, arguments: list[str]) -> int:
+        if not {"--help", "-h"}.isdisjoint(arguments):
+            print(self.help())
+            return 0
+        overrides = parse_arguments(arguments, string_fields(self.options), flag_fields(self.options))
+        if self.reads_files:
+            config = load_config(overrides=overrides)
+        else:
+            config = GymConfig(data=overrides.values, servers=(), texts=overrides.texts, config_paths=())
+        options = validate_fields(self.options, config.data, config.texts, known=config.known_keys)
+        return self.run(config, options)
+
+    def help(self) -> str:
+        lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {self.example}", ""]
+        for name, field in self.options.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            shown = "required" if default is PydanticUndefined else f"default {_text(default)}"
+            lines.append(f"  +{name}=  {_type_text(field.annotation)}, {shown}")
+            lines += [f"      {line.strip()}" for line in (field.description or "").splitlines()]
+        if self.reads_files:
+            lines += ["", "Any other key of the configuration can be set too: +policy_model_name=my-model"]
+        lines += ["Equally: key=value, ++key=value, --key value, --key=value."]
+        return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type_text(annotation: Any) -> str:
+    origin, members = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type_text(member) for member in members)
+    if origin is Literal:
+        return " | ".join(_text(member) for member in members)
+    if origin is list:
+        return f"list of {_type_text(members[0])}"
+    if annotation is type(None):
+        return "null"
+    return getattr(annotation, "__name__", str(annotation))

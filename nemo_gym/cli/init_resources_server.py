@@ -1,0 +1,47 @@
+"""`ng_init_resources_server`."""
+
+import re
+from pathlib import Path
+from string import Template
+
+from nemo_gym import PARENT_DIR
+from nemo_gym.cli.command import Command
+from nemo_gym.config import GymConfig
+from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.errors import ConfigError
+
+TEMPLATES = PARENT_DIR / "nemo_gym" / "cli" / "templates" / "resources_server"
+
+
+class InitConfig(BaseNeMoGymCLIConfig):
+    entrypoint: str
+    """Folder to write, below the working directory: `resources_servers/<name>`."""
+
+
+def run(config: GymConfig, options: InitConfig) -> int:
+    folder = Path(options.entrypoint)
+    name = folder.name
+    if folder.parent.name != "resources_servers" or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ConfigError(
+            f"+entrypoint={options.entrypoint}: an environment's folder is resources_servers/<name>, "
+            "the name in lower case with underscores"
+        )
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; nothing was written")
+    words = {"name": name, "title": "".join(part.capitalize() for part in name.split("_"))}
+    for template in sorted(TEMPLATES.rglob("*.template")):
+        target = folder / str(template.relative_to(TEMPLATES)).removesuffix(".template").replace("NAME", name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(Template(template.read_text()).substitute(words))
+        print(target)
+    print(f"Next: ng_test +entrypoint={folder}, then write your tools and `verify` in {folder / 'app.py'}.")
+    return 0
+
+
+COMMAND = Command(
+    "init_resources_server",
+    InitConfig,
+    run,
+    "ng_init_resources_server +entrypoint=resources_servers/my_env",
+    reads_files=False,
+)

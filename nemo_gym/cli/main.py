@@ -1,0 +1,97 @@
+"""The umbrella `ng` and the `ng_*` entry points. Loads a command's module only when that command runs."""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "run": "Start every server of a configuration, each in a process of its own",
+    "status": "Show the servers that a running ng_run looks after",
+    "validate": "Check a configuration and its components without starting anything",
+    "dump_config": "Show the merged configuration, secrets hidden",
+    "init_resources_server": "Write the skeleton of a new environment",
+    "test": "Run the tests of a component",
+    "version": "Show the versions of the package and what it stands on",
+}
+
+
+def main() -> None:
+    """`ng <command> …`."""
+    arguments = sys.argv[1:]
+    name = arguments[0].replace("-", "_") if arguments else "--help"
+    if name in ("__help", "_h", "--help", "help"):
+        print(overview())
+    elif name in ("__version", "_V"):
+        enter("version", arguments[1:])
+    elif name.removeprefix("ng_") in COMMANDS:
+        enter(name.removeprefix("ng_"), arguments[1:])
+    else:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean `ng {close[0]}`?" if close else "`ng --help` lists the commands"
+        sys.exit(_complain(f"ng: there is no command {arguments[0]!r}; {hint}"))
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Rollout collection for reinforcement learning and evaluation of LLM agents.",
+            "",
+            "usage: ng <command> [+key=value | --key value] …    (each is also a command: ng_<command>)",
+            "",
+            *lines,
+            "",
+            "ng <command> --help shows what a command takes.",
+        ]
+    )
+
+
+def enter(name: str, arguments: list[str]) -> None:
+    """Run one command; what a user can cause ends with one message and an exit code, never a traceback."""
+    from nemo_gym.errors import NeMoGymError
+
+    command = import_module(f"nemo_gym.cli.{name}").COMMAND
+    try:
+        sys.exit(command.main(arguments))
+    except NeMoGymError as error:
+        sys.exit(_complain(f"{type(error).__name__}: {error}", error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has had enough
+        sys.exit(0)
+
+
+def _complain(message: str, exit_code: int = 2) -> int:
+    print(message, file=sys.stderr)
+    return exit_code
+
+
+def ng_run() -> None:
+    enter("run", sys.argv[1:])
+
+
+def ng_status() -> None:
+    enter("status", sys.argv[1:])
+
+
+def ng_validate() -> None:
+    enter("validate", sys.argv[1:])
+
+
+def ng_dump_config() -> None:
+    enter("dump_config", sys.argv[1:])
+
+
+def ng_init_resources_server() -> None:
+    enter("init_resources_server", sys.argv[1:])
+
+
+def ng_test() -> None:
+    enter("test", sys.argv[1:])
+
+
+def ng_version() -> None:
+    enter("version", sys.argv[1:])

@@ -1,0 +1,34 @@
+"""`ng_test`."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from nemo_gym.cli.command import Command
+from nemo_gym.config import GymConfig, component_roots
+from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.errors import ConfigError
+
+
+class ComponentTestConfig(BaseNeMoGymCLIConfig):
+    entrypoint: str
+    """Folder of the component, `<kind>/<implementation>`, below any root that components are looked for in."""
+
+
+def run(config: GymConfig, options: ComponentTestConfig) -> int:
+    if find_spec("pytest") is None:
+        raise ConfigError("ng_test needs pytest, which is not installed; pip install pytest")
+    for root in component_roots():
+        if (root / options.entrypoint).is_dir():
+            # From the component's root, so that `resources_servers.<name>` means this one in its tests.
+            command = [sys.executable, "-m", "pytest", "--import-mode=importlib", options.entrypoint]
+            return subprocess.run(command, cwd=root, check=False).returncode
+    searched = ", ".join(map(str, component_roots()))
+    raise ConfigError(
+        f"there is no component folder {options.entrypoint!r} under {searched}; check +entrypoint"
+    )
+
+
+COMMAND = Command(
+    "test", ComponentTestConfig, run, "ng_test +entrypoint=resources_servers/calculator", reads_files=False
+)

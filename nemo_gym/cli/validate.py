@@ -1,0 +1,31 @@
+"""`ng_validate`."""
+
+from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.cli.table import table
+from nemo_gym.config import GymConfig, component_roots
+from nemo_gym.errors import ConfigError
+from nemo_gym.launch.check import check_server
+
+
+def run(config: GymConfig, options: ConfigPaths) -> int:
+    if not config.servers:
+        raise ConfigError("the configuration has no servers; name its files with '+config_paths=[…]'")
+    problems = [problem for instance in config.servers for problem in check_server(config, instance)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    roots = component_roots()
+    rows = [
+        (server.name, server.kind, server.implementation, len(server.settings.get("datasets") or []))
+        for server in config.servers
+    ]
+    print(table(("name", "kind", "implementation", "datasets"), rows))
+    print(f"The configuration is valid: {len(rows)} servers; components looked for under {len(roots)} roots.")
+    return 0
+
+
+COMMAND = Command(
+    "validate",
+    ConfigPaths,
+    run,
+    "ng_validate '+config_paths=[resources_servers/calculator/configs/calculator.yaml]'",
+)

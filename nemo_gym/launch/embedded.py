@@ -1,0 +1,96 @@
+"""Embedded hosting: every server of a configuration in the calling process."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from nemo_gym.client import LocalServer, ServerClient, current_client
+from nemo_gym.config import GymConfig, component_roots, load_config, overrides_from
+from nemo_gym.config.current import maybe_get_global_config_dict, set_global_config_dict
+from nemo_gym.errors import ComponentError, NeMoGymError
+from nemo_gym.http import close_global_aiohttp_client
+from nemo_gym.launch.components import find_component, load_module, server_class, where_in
+from nemo_gym.launch.limits import raise_file_limit
+from nemo_gym.servers.base import Hosting, current_hosting
+from nemo_gym.servers.hosted import HostedServer
+
+
+@asynccontextmanager
+async def open_servers(
+    config_paths: str | Path | Sequence[str | Path] = (),
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+) -> AsyncIterator[ServerClient]:
+    """Host the servers of these configuration files here; the client talks to them by name.
+
+    `overrides` are what a command line would say: strings such as `"policy_model_name=x"`, or a mapping.
+    """
+    paths = [config_paths] if isinstance(config_paths, str | Path) else list(config_paths)
+    async with host_embedded(load_config(paths, overrides_from(overrides))) as client:
+        yield client
+
+
+@asynccontextmanager
+async def host_embedded(config: GymConfig) -> AsyncIterator[ServerClient]:
+    """Host the servers of a configuration here while the context is open."""
+    raise_file_limit()
+    servers: dict[str, HostedServer] = {}
+    local: Mapping[str, LocalServer] = servers
+    client = ServerClient(config.head_server, config.values, local_servers=local)
+    with _global_config(config):
+        token = current_client.set(client)
+        try:
+            for instance in config.servers:
+                servers[instance.name] = build_hosted(config, instance.name, client)
+            async with AsyncExitStack() as running:
+                for server in servers.values():
+                    await running.enter_async_context(server.lifespan())
+                yield client
+        finally:
+            current_client.reset(token)
+            await close_global_aiohttp_client()
+
+
+def build_hosted(
+    config: GymConfig, name: str, client: ServerClient, *, worker: int | None = None
+) -> HostedServer:
+    """Import, configure and set up one server."""
+    instance = config.server(name)
+    file = find_component(instance, component_roots())
+    hosting = Hosting(config, instance, client, file, worker)
+    token = current_hosting.set(hosting)
+    try:
+        return HostedServer(name, _application(hosting))
+    finally:
+        current_hosting.reset(token)
+
+
+def _application(hosting: Hosting) -> FastAPI:
+    """The component's application: as one of several workers the module's own, if it has one."""
+    module = load_module(hosting.instance)
+    app = getattr(module, "app", None) if hosting.worker is not None else None
+    if isinstance(app, FastAPI):
+        return app
+    cls = server_class(hosting.instance, module)
+    try:
+        return cls.from_instance(hosting).setup_webserver()
+    except NeMoGymError:
+        raise
+    except Exception as error:  # the boundary to an environment's own code
+        raise ComponentError(
+            f"{hosting.instance.name}: {where_in(hosting.file, error)}: {cls.__name__} raised "
+            f"{type(error).__name__} while it was set up: {error}"
+        ) from error
+
+
+@contextmanager
+def _global_config(config: GymConfig) -> Iterator[None]:
+    """What `get_global_config_dict()` gives meanwhile."""
+    before = maybe_get_global_config_dict()
+    set_global_config_dict(config.values)
+    try:
+        yield
+    finally:
+        set_global_config_dict(before)

@@ -1,0 +1,118 @@
+"""A process for each server, behind a head server.
+
+Invariant: when the context is left, however it is left, none of the processes is still there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from pydantic import Field
+
+from nemo_gym.config import GymConfig
+from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.errors import ServerDiedError
+from nemo_gym.launch.process import LogLine, ServerProcess
+from nemo_gym.servers.head import HeadServer, ServerStatus, serve_head
+
+logger = logging.getLogger(__name__)
+
+
+class FleetConfig(BaseNeMoGymCLIConfig):
+    """How server processes are looked after."""
+
+    startup_timeout_s: float = Field(default=300.0, gt=0)
+    """Longest time, in seconds, until every server accepts requests. Generous: some load models first."""
+    restart_policy: Literal["off", "on_failure"] = "off"
+    """What happens when a server's process dies: `off` stops all with exit code 1, `on_failure` starts it
+    again at the same address."""
+    max_restarts: int = Field(default=3, ge=0)
+    """With `restart_policy=on_failure`: how often one server is started again before all stop."""
+
+
+class Fleet:
+    """The processes of a configuration's servers."""
+
+    def __init__(self, config: GymConfig, options: FleetConfig, on_line: LogLine) -> None:
+        self._options = options
+        self.processes = [
+            ServerProcess(config, instance, port, worker, on_line)
+            for instance in config.servers
+            for worker, port in _workers(instance.settings.get("worker_ports"), instance.port or 0)
+        ]
+
+    def statuses(self) -> list[ServerStatus]:
+        """One entry for each process, as the head server serves it."""
+        return [
+            ServerStatus(
+                name=process.name,
+                kind=process.instance.kind,
+                implementation=process.instance.implementation,
+                host=process.instance.host,
+                port=process.port,
+                pid=process.pid,
+                status=process.status,
+                restarts=process.restarts,
+            )
+            for process in self.processes
+        ]
+
+    async def start(self) -> None:
+        """Start all at once; the first that fails ends the attempt."""
+        starts = [
+            asyncio.ensure_future(process.start(self._options.startup_timeout_s))
+            for process in self.processes
+        ]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+
+    async def watch(self) -> None:
+        """Runs until a server dies for good, which it raises."""
+        async with asyncio.TaskGroup() as watchers:
+            for process in self.processes:
+                watchers.create_task(self._watch_one(process))
+
+    async def _watch_one(self, process: ServerProcess) -> None:
+        while True:
+            await process.ended()
+            if self._options.restart_policy == "off" or process.restarts >= self._options.max_restarts:
+                raise ServerDiedError(process.obituary())
+            logger.warning("%s", process.obituary())
+            process.restarts += 1
+            logger.warning(
+                "starting %s again (%d of %d)", process.name, process.restarts, self._options.max_restarts
+            )
+            process.kill()
+            await process.start(self._options.startup_timeout_s)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(process.stop() for process in self.processes))
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+@asynccontextmanager
+async def run_fleet(config: GymConfig, options: FleetConfig, on_line: LogLine) -> AsyncIterator[Fleet]:
+    """All servers started and ready, the head server answering; stopped when the context is left."""
+    fleet = Fleet(config, options, on_line)
+    head = HeadServer(config=config.head_server, masked_config=config.masked(), statuses=fleet.statuses)
+    async with serve_head(head):
+        try:
+            await fleet.start()
+            yield fleet
+        finally:
+            await fleet.stop()
+
+
+def _workers(ports: list[int] | None, port: int) -> list[tuple[int | None, int]]:
+    if not ports or len(ports) == 1:
+        return [(None, port)]
+    return list(enumerate(ports))

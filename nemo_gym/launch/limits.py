@@ -1,0 +1,14 @@
+"""Limits of the operating system."""
+
+import resource
+
+_ENOUGH_FILES = 1_048_576
+"""Where the hard limit is unlimited: some systems refuse that as a soft limit."""
+
+
+def raise_file_limit() -> None:
+    """As many open files as this process may have: every rollout in flight holds some connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
