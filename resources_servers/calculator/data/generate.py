@@ -1,0 +1,120 @@
+"""Writes example.jsonl: the same 200 questions on every run.
+
+python -m resources_servers.calculator.data.generate
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+NUM_ROWS = 200
+SEED = 20_240
+
+SYSTEM = "Use the calculator for the arithmetic. Then answer in one sentence that ends with the number."
+CALCULATOR = {
+    "type": "function",
+    "name": "calculator",
+    "description": "Evaluate an arithmetic expression.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "expression": {
+                "type": "string",
+                "description": "Numbers, parentheses and + - * / // % **, for example 240 * 0.15",
+            }
+        },
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    question: str
+    expression: str
+    """What a good call of the calculator says."""
+    answer: int
+
+
+FIRST = (
+    Problem("What is 15% of 240?", "240 * 0.15", 36),
+    Problem("What is 47 \u00d7 23?", "47 * 23", 1081),
+)
+
+
+def plus(random: Random) -> Problem:
+    a, b = random.randint(10, 9_999), random.randint(10, 9_999)
+    return Problem(f"What is {a:,} + {b:,}?", f"{a} + {b}", a + b)
+
+
+def minus(random: Random) -> Problem:
+    a, b = random.randint(10, 5_000), random.randint(10, 5_000)
+    return Problem(f"What is {a:,} \u2212 {b:,}?", f"{a} - {b}", a - b)
+
+
+def times(random: Random) -> Problem:
+    a, b = random.randint(11, 199), random.randint(11, 99)
+    return Problem(f"What is {a} \u00d7 {b}?", f"{a} * {b}", a * b)
+
+
+def percent(random: Random) -> Problem:
+    rate, base = 5 * random.randint(1, 19), 20 * random.randint(2, 60)
+    return Problem(f"What is {rate}% of {base:,}?", f"{base} * {rate} / 100", base * rate // 100)
+
+
+def division(random: Random) -> Problem:
+    divisor, quotient = random.randint(3, 60), random.randint(11, 250)
+    dividend = divisor * quotient
+    return Problem(f"What is {dividend:,} \u00f7 {divisor}?", f"{dividend} / {divisor}", quotient)
+
+
+def purchase(random: Random) -> Problem:
+    count, price, delivery = random.randint(3, 48), random.randint(4, 95), random.randint(5, 40)
+    question = (
+        f"{count} books cost ${price} each, and delivery costs ${delivery}. What is the total in dollars?"
+    )
+    return Problem(question, f"{count} * {price} + {delivery}", count * price + delivery)
+
+
+def sharing(random: Random) -> Problem:
+    people, share, gone = random.randint(3, 25), random.randint(6, 80), random.randint(5, 90)
+    start = people * share + gone
+    question = (
+        f"Of {start:,} stickers {gone} are lost and {people} children share the rest equally. "
+        "How many does each child get?"
+    )
+    return Problem(question, f"({start} - {gone}) / {people}", share)
+
+
+KINDS: tuple[Callable[[Random], Problem], ...] = (plus, minus, times, percent, division, purchase, sharing)
+
+
+def problems() -> list[Problem]:
+    """All kinds in turn, no question twice."""
+    random = Random(SEED)
+    chosen = {problem.question: problem for problem in FIRST}
+    while len(chosen) < NUM_ROWS:
+        problem = KINDS[len(chosen) % len(KINDS)](random)
+        chosen.setdefault(problem.question, problem)
+    return list(chosen.values())
+
+
+def row(problem: Problem) -> dict[str, Any]:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.question}]
+    return {
+        "responses_create_params": {"input": messages, "tools": [CALCULATOR]},
+        "expected_answer": str(problem.answer),
+    }
+
+
+def example_jsonl() -> str:
+    return "".join(json.dumps(row(problem), ensure_ascii=False) + "\n" for problem in problems())
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("example.jsonl").write_text(example_jsonl(), encoding="utf-8")

@@ -1,0 +1,32 @@
+import json
+from pathlib import Path
+
+from nemo_gym.base_resources_server import BaseRunRequest
+from resources_servers.calculator.arithmetic import evaluate, format_number
+from resources_servers.calculator.data import generate
+
+EXAMPLES = Path(__file__).parents[1] / "data" / "example.jsonl"
+
+
+def test_example_file_is_what_the_script_writes() -> None:
+    assert EXAMPLES.read_text(encoding="utf-8") == generate.example_jsonl()
+
+
+def test_there_are_200_different_rows_and_the_story_comes_first() -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()]
+    questions = [row["responses_create_params"]["input"][-1]["content"] for row in rows]
+    assert len(set(questions)) == len(rows) == 200
+    assert questions[:2] == ["What is 15% of 240?", "What is 47 \u00d7 23?"]
+    assert [row["expected_answer"] for row in rows[:2]] == ["36", "1081"]
+
+
+def test_rows_are_requests_with_the_calculator() -> None:
+    for line in EXAMPLES.read_text(encoding="utf-8").splitlines():
+        params = BaseRunRequest.model_validate_json(line).responses_create_params
+        assert params.tools is not None
+        assert [tool["name"] for tool in params.tools] == ["calculator"]
+
+
+def test_the_calculator_agrees_with_every_expected_answer() -> None:
+    for problem in generate.problems():
+        assert format_number(evaluate(problem.expression)) == str(problem.answer), problem.question

@@ -1,0 +1,148 @@
+"""The stock agent: model, tools, model, … until the model is done; then verification."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from pydantic import Field
+
+from nemo_gym.base_resources_server import BaseRunRequest
+from nemo_gym.base_responses_api_agent import (
+    AggregateMetrics,
+    AggregateMetricsRequest,
+    BaseResponsesAPIAgentConfig,
+    Body,
+    SimpleResponsesAPIAgent,
+    is_reserved_tool_name,
+)
+from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
+from nemo_gym.openai_utils import (
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+    NeMoGymResponseUsage,
+    accumulate_response_usage,
+)
+from nemo_gym.server_utils import ClientResponse, get_response_json, raise_for_status
+
+Item = dict[str, Any]
+
+
+class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
+    resources_server: ResourcesServerRef
+    model_server: ModelServerRef
+    max_steps: int | None = Field(default=None, ge=1)
+    """Most model calls in one episode; None leaves it to the model to stop."""
+    skip_verification: bool = False
+    """Give every rollout `skip_verification_reward` instead of asking the verifier."""
+    skip_verification_reward: float = 0.0
+
+
+@dataclass
+class Episode:
+    """One conversation as it grows."""
+
+    params: dict[str, Any]
+    cookies: dict[str, Any]
+    """Sessions on all servers: each answer's cookies go along with the next call."""
+    output: list[Item] = field(default_factory=list)
+    usage: NeMoGymResponseUsage | None = None
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def take_response(self, response: dict[str, Any]) -> list[Item]:
+        """Append what the model generated; gives the function calls that are to be made."""
+        self.last = response
+        self.output += response["output"]
+        if response.get("usage"):
+            usage = NeMoGymResponseUsage.model_validate(response["usage"])
+            self.usage = accumulate_response_usage(self.usage, usage)
+        if response.get("incomplete_details"):
+            return []
+        return [item for item in response["output"] if item.get("type") == "function_call"]
+
+    def final(self) -> dict[str, Any]:
+        usage = self.usage.model_dump(exclude_unset=True) if self.usage is not None else None
+        return {**self.last, "output": self.output, "usage": usage}
+
+
+class SimpleAgent(SimpleResponsesAPIAgent):
+    config: SimpleAgentConfig
+
+    async def responses(
+        self, request: Request, response: Response, body: NeMoGymResponseCreateParamsNonStreaming = Body()
+    ) -> NeMoGymResponse:
+        episode = await self._play(body, dict(request.cookies))
+        for name, value in episode.cookies.items():
+            response.set_cookie(name, value)
+        return NeMoGymResponse.model_validate(episode.final())
+
+    async def run(self, request: Request, body: BaseRunRequest) -> Response:
+        cookies: dict[str, Any] = dict(request.cookies)
+        seeded = await self._post_resources("/seed_session", body, cookies)
+        await raise_for_status(seeded)
+        episode = await self._play(body.responses_create_params, cookies)
+        verify_request = body.model_dump(mode="json", exclude_unset=True) | {"response": episode.final()}
+        if self.config.skip_verification:
+            skipped = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
+            return Response(orjson.dumps(verify_request | skipped), media_type="application/json")
+        verified = await self._post_resources("/verify", verify_request, episode.cookies)
+        await raise_for_status(verified)
+        return Response(await verified.read(), media_type="application/json")
+
+    async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
+        answer = await self._post_resources("/aggregate_metrics", body, {})
+        await raise_for_status(answer)
+        return AggregateMetrics.model_validate(await get_response_json(answer))
+
+    async def _play(
+        self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: dict[str, Any]
+    ) -> Episode:
+        episode = Episode(params.model_dump(mode="json", exclude_unset=True), cookies)
+        prompt = episode.params["input"]
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        steps = 0
+        while True:
+            steps += 1
+            calls = episode.take_response(await self._ask_model(episode, prompt))
+            if not calls or steps == self.config.max_steps:
+                return episode
+            for call in calls:
+                episode.output.append(await self._call_tool(call, episode.cookies))
+
+    async def _ask_model(self, episode: Episode, prompt: list[Item]) -> dict[str, Any]:
+        answer = await self.server_client.post(
+            server_name=self.config.model_server.name,
+            url_path="/v1/responses",
+            json={**episode.params, "input": prompt + episode.output},
+            cookies=episode.cookies,
+        )
+        await raise_for_status(answer)
+        episode.cookies.update(answer.cookies)
+        response: dict[str, Any] = await get_response_json(answer)
+        return response
+
+    async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> Item:
+        """What the tool says, whatever its status, for the model to read."""
+        name, output = call["name"], None
+        try:
+            arguments = orjson.loads(call["arguments"])
+        except ValueError as error:
+            output = f"The arguments of this call are not JSON: {error}"
+        if is_reserved_tool_name(name):
+            output = f"There is no tool named {name!r}."
+        if output is None:
+            answer = await self._post_resources(f"/{name}", arguments, cookies)
+            output = await answer.text()
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": output}
+
+    async def _post_resources(self, path: str, body: Any, cookies: dict[str, Any]) -> ClientResponse:
+        answer = await self.server_client.post(
+            server_name=self.config.resources_server.name, url_path=path, json=body, cookies=cookies
+        )
+        cookies.update(answer.cookies)
+        return answer
+
+
+if __name__ == "__main__":
+    SimpleAgent.run_webserver()

@@ -1,0 +1,112 @@
+"""An OpenAI-compatible endpoint that answers from a script: for the demo, the tests and the benchmarks.
+
+It is a real HTTP server on a free loopback port, in a thread of its own.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+Item = dict[str, Any]
+Script = Callable[[dict[str, Any]], list[Item] | web.Response]
+"""Takes the body of a Responses request; gives the output items, or a whole answer."""
+
+
+def message(text: str) -> Item:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {"id": "msg_0", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+
+
+def function_call(name: str, call_id: str = "call_0", **arguments: Any) -> Item:
+    text = orjson.dumps(arguments).decode()
+    return {"id": "fc_0", "type": "function_call", "call_id": call_id, "name": name, "arguments": text}
+
+
+def tool_outputs(request: dict[str, Any]) -> list[str]:
+    """What tools have said so far in a conversation."""
+    return [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
+
+
+def user_text(request: dict[str, Any]) -> str:
+    """The last thing the user said."""
+    texts = [item["content"] for item in request["input"] if item.get("role") == "user"]
+    return str(texts[-1])
+
+
+class ScriptedEndpoint:
+    """`with ScriptedEndpoint(script) as endpoint:` serves at `endpoint.base_url`."""
+
+    def __init__(self, script: Script) -> None:
+        self.requests: list[dict[str, Any]] = []
+        """The bodies that came in."""
+        self.headers: list[dict[str, str]] = []
+        self.base_url = ""
+        self._script = script
+        self._numbers = count()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> "ScriptedEndpoint":
+        self._thread.start()
+        self._ready.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a configuration has to say to use this endpoint."""
+        return {"policy_base_url": self.base_url, "policy_api_key": "no-key", "policy_model_name": "scripted"}
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        app = web.Application(client_max_size=2**30)
+        app.router.add_post("/v1/responses", self._respond)
+        app.router.add_post("/v1/chat/completions", self._respond)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._loop.run_until_complete(runner.setup())
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
+        self._loop.run_until_complete(site.start())
+        self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    async def _respond(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        output = self._script(body)
+        if isinstance(output, web.Response):
+            return output
+        answer = {
+            "id": f"resp_{next(self._numbers)}",
+            "object": "response",
+            "created_at": 0,
+            "model": body["model"],
+            "status": "completed",
+            "output": output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": body.get("tools", []),
+            "usage": {
+                "input_tokens": 10,
+                "output_tokens": 5,
+                "total_tokens": 15,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            },
+        }
+        return web.Response(body=orjson.dumps(answer), content_type="application/json")
