@@ -1,0 +1,14 @@
+"""`make bench`: every benchmark, one after the other; exit code 1 if a bar is missed."""
+
+import sys
+
+from benchmarks import calls, startup, wire_models
+
+
+def main() -> int:
+    results = [benchmark.main() for benchmark in (wire_models, startup, calls)]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
