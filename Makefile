@@ -27,7 +27,7 @@ $(READY_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(READY)
 
 demo: $(READY)  ## Set up and play one agent conversation
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m scripts.demo
 
 test: $(READY_DEV)  ## Set up and run the tests
 	@$(BIN)/python -m pytest

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    WORKING_DIR: Path
+    CACHE_DIR: Path
+    RESULTS_DIR: Path
     from nemo_gym.client import ServerClient
     from nemo_gym.launch import open_servers
 
@@ -16,9 +19,6 @@ __version__ = "0.1.0"
 PARENT_DIR = Path(__file__).resolve().parent.parent
 """The checkout, or the folder the package is installed in: the last place components are looked for."""
 ROOT_DIR = PARENT_DIR
-WORKING_DIR = Path.cwd()
-CACHE_DIR = WORKING_DIR / "cache"
-RESULTS_DIR = WORKING_DIR / "results"
 
 _HOMES = {
     "BaseResourcesServerConfig": "base_resources_server",
@@ -52,11 +52,17 @@ __all__ = [
 ]
 
 
+_FOLDERS = {"WORKING_DIR": "", "CACHE_DIR": "cache", "RESULTS_DIR": "results"}
+"""Below the folder that a run is started in."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return Path.cwd() / _FOLDERS[name]
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_FOLDERS})
