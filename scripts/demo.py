@@ -60,10 +60,9 @@ def main() -> None:
     seconds = time.perf_counter() - started
     for item in [*rollout["responses_create_params"]["input"], *rollout["response"]["output"]]:
         print(f"  {described(item)}")
+    reward, expected = rollout["reward"], rollout["expected_answer"]
     tokens = rollout["response"]["usage"]["total_tokens"]
-    print(
-        f"\nreward {rollout['reward']} (expected {rollout['expected_answer']}), {tokens} tokens, {seconds:.2f} s"
-    )
+    print(f"\nreward {reward} (expected {expected}), {tokens} tokens, {seconds:.2f} s")
     print("three servers, all in this process: calculator, calculator_simple_agent, policy_model")
 
 

@@ -12,7 +12,7 @@ from nemo_gym.errors import ConfigError
 
 class ComponentTestConfig(BaseNeMoGymCLIConfig):
     entrypoint: str
-    """Folder of the component, `<kind>/<implementation>`, below any root that components are looked for in."""
+    """Folder of the component, `<kind>/<implementation>`, below one of the component roots."""
 
 
 def run(config: GymConfig, options: ComponentTestConfig) -> int:
