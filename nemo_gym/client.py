@@ -4,19 +4,23 @@ Where the named server lives decides: a server hosted in this process is called 
 HTTP. The caller's code and what it gets back are the same.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
+from http.cookies import SimpleCookie
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 import aiohttp
+from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config_types import BaseServerConfig, ConfigError
+from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import (
     ClientResponse,
     Cookies,
@@ -30,6 +34,8 @@ from nemo_gym.types import SERVER_KINDS
 DEFAULT_HEAD_SERVER_PORT = 11000
 
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
+_PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_-]+)+")
+"""A path without a query, an escape or a dot segment."""
 _WORKER_OF_SESSION = re.compile(r"(\d+)w[0-9a-f]{32}")
 
 
@@ -88,8 +94,8 @@ def get_server_url(server_config: Mapping[str, Any] | BaseServerConfig) -> str:
 
 def base_url(host: str, port: int) -> str:
     """Where to reach a server that listens on `host`: the wildcard address is not one to call."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"http://{host}:{port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class ServerClient:
@@ -115,11 +121,16 @@ class ServerClient:
         if head_server_config is None and opened is not None:
             return opened
         head = head_server_config or cls.load_head_server_config()
-        import yaml
         from omegaconf import DictConfig
 
-        page = fetch_text(f"{base_url(head.host, head.port)}/global_config_dict_yaml")
-        return cls(head, DictConfig(yaml.safe_load(decode_json(page))))
+        url = f"{base_url(head.host, head.port)}/global_config_dict_yaml"
+        values = _config_on(fetch_text(url))
+        if values is None:
+            raise HeadServerUnreachableError(
+                f"what answers at {url} is no head server; start one with ng_run '+config_paths=[...]', "
+                "or name its address with +head_server.host=… +head_server.port=…"
+            )
+        return cls(head, DictConfig(values))
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:
@@ -141,7 +152,7 @@ class ServerClient:
         """One call. Error statuses are answers; no answer at all is a ServerUnreachableError."""
         server = self._local_servers.get(server_name)
         if server is not None:
-            return await server.call(_local_call(method, url_path, **kwargs))
+            return await self._request_here(server, server_name, url_path, method, **kwargs)
         address = self._address(server_name)
         url = address.url(kwargs.get("cookies") or {}, next(self._turn)) + url_path
         try:
@@ -149,6 +160,26 @@ class ServerClient:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise ServerUnreachableError(server_name, f"no answer from {method} {url}: {reason}") from error
+
+    async def _request_here(
+        self,
+        server: LocalServer,
+        server_name: str,
+        url_path: str,
+        method: str,
+        *,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> ClientResponse:
+        call = _local_call(method, url_path, **kwargs)
+        if timeout_s is None:
+            return await server.call(call)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await server.call(call)
+        except TimeoutError as error:
+            reason = f"no answer to {method} {url_path} in {timeout_s:g} s"
+            raise ServerUnreachableError(server_name, reason) from error
 
     def _address(self, server_name: str) -> ServerAddress:
         address = self._addresses.get(server_name)
@@ -158,10 +189,12 @@ class ServerClient:
 
     def _find_address(self, server_name: str) -> ServerAddress:
         block = server_block(self.global_config_dict, server_name)
-        if block is None or not block.get("port"):
+        if block is None:
             known = sorted({*self._local_servers, *server_names(self.global_config_dict)})
             raise ConfigError(f"no server is named {server_name!r}; there are: {', '.join(known) or 'none'}")
-        ports = block.get("worker_ports") or [block["port"]]
+        ports = block.get("worker_ports") or [block.get("port")]
+        if not all(ports):
+            raise ConfigError(f"{server_name!r} has no port: nobody serves it; start it with ng_run")
         urls = tuple(base_url(block.get("host", "127.0.0.1"), port) for port in ports)
         return ServerAddress(urls, session_cookie_name(server_name))
 
@@ -184,24 +217,44 @@ def server_names(values: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in values if server_block(values, str(name)) is not None]
 
 
+def _config_on(page: str) -> dict[str, Any] | None:
+    """The configuration that a head server's page holds: YAML as a JSON text; None if it is another page."""
+    import yaml
+
+    try:
+        text = decode_json(page)
+        values = yaml.safe_load(text) if isinstance(text, str) else None
+    except (ValueError, yaml.YAMLError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
 def _local_call(
     method: str,
     path: str,
     *,
     json: Any = None,
-    data: bytes | str | None = None,
+    data: bytes | str | Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     cookies: Cookies | None = None,
-    timeout_s: float | None = None,
 ) -> Call:
-    """What the keyword arguments of `post` say, as a call. A deadline is the caller's to keep here."""
-    query = urlencode(params, doseq=True) if params else ""
-    if "?" in path:
-        path, _, own_query = path.partition("?")
-        query = f"{own_query}&{query}" if query else own_query
-    sent_headers = tuple(headers.items()) if headers else ()
+    """What the keyword arguments of `post` say, as a call; every one means what it means over HTTP."""
+    query = ""
+    if params or not _PLAIN_PATH.fullmatch(path):
+        url = URL(f"http://127.0.0.1{path}")
+        url = url.extend_query(params) if params else url
+        path, query = url.path, url.raw_query_string
+    sent_headers = {name.lower(): value for name, value in (headers or {}).items()}
+    cookie = sent_headers.pop("cookie", None)
+    if cookie is not None and not cookies:
+        cookies = SimpleCookie(cookie)
     if json is not None:
-        return Call(method, path, encode_json(json), True, cookies or {}, query, sent_headers)
-    body = data.encode() if isinstance(data, str) else data or b""
-    return Call(method, path, body, False, cookies or {}, query, sent_headers)
+        body = encode_json(json)
+    elif isinstance(data, Mapping):
+        body = urlencode(data).encode()
+        sent_headers.setdefault("content-type", "application/x-www-form-urlencoded")
+    else:
+        body = data.encode() if isinstance(data, str) else data or b""
+    is_json = json is not None and "content-type" not in sent_headers
+    return Call(method, path, body, is_json, cookies or {}, query, tuple(sent_headers.items()))

@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import BaseModel
 
 from nemo_gym.client import ServerClient
+from nemo_gym.codec import encode_json
 from nemo_gym.errors import JudgeError
 from nemo_gym.http import Cookies, get_response_json, raise_for_status
 from nemo_gym.openai_utils import NeMoGymResponse
@@ -72,11 +73,15 @@ def judge_failsafe(verify: Callable[..., Any]) -> Callable[..., Any]:
         except JudgeError as error:
             return _filed(error, (*args, *kwargs.values()))
 
-    return verify_or_file if inspect.iscoroutinefunction(verify) else verify_or_file_blocking
+    is_coroutine = any(map(inspect.iscoroutinefunction, (verify, inspect.unwrap(verify))))
+    return verify_or_file if is_coroutine else verify_or_file_blocking
 
 
-def _filed(error: JudgeError, arguments: tuple[Any, ...]) -> JSONResponse:
-    body = next((value for value in arguments if isinstance(value, BaseModel)), None)
-    row = body.model_dump(mode="json", exclude_unset=True) if body is not None else {}
+def _filed(error: JudgeError, arguments: tuple[Any, ...]) -> Response:
+    # The last one: before it may stand the server itself, which is a model too.
+    bodies = [value for value in arguments if isinstance(value, BaseModel | dict)]
+    row = bodies[-1] if bodies else {}
+    if isinstance(row, BaseModel):
+        row = row.model_dump(mode="json", exclude_unset=True)
     filed = {"reward": 0.0, NG_FAILURE_CLASS_KEY: "judge_failed", NG_JUDGE_ERROR_KEY: str(error)}
-    return JSONResponse(row | filed)
+    return Response(encode_json(row | filed), media_type="application/json")

@@ -8,9 +8,12 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from io import BytesIO
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict
 
 from nemo_gym.codec import encode_json
 from nemo_gym.errors import HeadServerUnreachableError
@@ -42,8 +45,10 @@ class RetryPolicy:
     def delay_s(self, failures: int, retry_after_s: float | None) -> float:
         """How long to wait after so many failures in a row."""
         if retry_after_s is not None:
-            return min(retry_after_s, self.max_delay_s)
-        longest = min(self.base_delay_s * 2.0 ** (failures - 1), self.max_delay_s)
+            # A server that asks for no wait at all must not be flooded.
+            return min(max(retry_after_s, self.base_delay_s), self.max_delay_s)
+        doublings = min(failures - 1, 64)  # far past any longest wait, and no overflow
+        longest = min(self.base_delay_s * 2.0**doublings, self.max_delay_s)
         return longest * (0.5 + random.random() / 2)
 
 
@@ -54,6 +59,10 @@ MODEL_ENDPOINT = RetryPolicy(statuses=tuple(RETRY_ERROR_CODES))
 """To an endpoint outside: its own failures and its rate limit too."""
 
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ClientConnectionResetError)
+_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+
+_LARGE = 2**20
+"""Bytes from which aiohttp wants a body as a file, to write it piece by piece."""
 
 
 async def request(
@@ -70,7 +79,7 @@ async def request(
     **options: Any,
 ) -> ClientResponse:
     """One HTTP call, read to its end. Error statuses are answers here, not exceptions."""
-    sent_headers = dict(headers or ())
+    sent_headers = CIMultiDict(headers or ())
     if json is not None:
         data = encode_json(json)
         sent_headers.setdefault("Content-Type", "application/json")
@@ -81,8 +90,9 @@ async def request(
     session = get_global_aiohttp_client()
 
     async def send() -> ClientResponse:
+        sent_data = BytesIO(data) if isinstance(data, bytes) and len(data) >= _LARGE else data
         async with session.request(
-            method, url, data=data, headers=sent_headers, params=params, **options
+            method, url, data=sent_data, headers=sent_headers, params=params, **options
         ) as response:
             body = await response.read()
             return ClientResponse(
@@ -109,7 +119,7 @@ async def with_retries(
             response = await send()
         except _NEVER_SENT as failure:
             error = failure
-        except aiohttp.ClientConnectionError as failure:
+        except _BROKEN as failure:
             if not policy.statuses:
                 raise
             error = failure
@@ -148,7 +158,9 @@ def fetch_text(url: str, *, timeout_s: float = 5.0) -> str:
         with opener.open(url, timeout=timeout_s) as answer:
             text: str = answer.read().decode()
             return text
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         reason = getattr(error, "reason", error)
         raise HeadServerUnreachableError(
             f"no head server answers at {url}: {reason}; start one with "

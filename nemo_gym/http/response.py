@@ -3,9 +3,10 @@
 Invariant: an answer is read to its end before anyone sees it, so no caller can hold a connection.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from http.cookies import Morsel, SimpleCookie
+from http.cookies import CookieError, Morsel, SimpleCookie
 from typing import Any
 
 import aiohttp
@@ -20,12 +21,14 @@ FAILURE_KIND_HEADER = "x-nemo-gym-failure-kind"
 FAILURE_SERVER_HEADER = "x-nemo-gym-failure-server"
 FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
 
+_URL_USER = re.compile(r"//[^/?#]*@")
+
 Cookies = Mapping[str, "str | Morsel[str]"]
 Headers = Sequence[tuple[str, str]]
 
 
 class _Content:
-    """What `response.content` offers: the body, again and again."""
+    """What `response.content` offers: the body from its start to its end, once."""
 
     __slots__ = ("_body", "_position")
 
@@ -57,7 +60,7 @@ class ClientResponse:
         self._content: _Content | None = None
 
     def __repr__(self) -> str:
-        return f"<ClientResponse [{self.status}] {self.method} {self.url}>"
+        return f"<ClientResponse [{self.status}] {self.method} {_shown(self.url)}>"
 
     @property
     def ok(self) -> bool:
@@ -123,7 +126,7 @@ class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
             if kind == "infrastructure" or (kind is None and is_infrastructure_status(response.status))
             else "data"
         )
-        url = URL(response.url)
+        url = URL(_shown(response.url))
         info = aiohttp.RequestInfo(url, response.method, CIMultiDictProxy(CIMultiDict()), url)
         text = self.response_content[:2000].decode("utf-8", "replace")
         super().__init__(info, (), status=response.status, message=text, headers=headers)
@@ -148,17 +151,29 @@ class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
         self.server = server
 
 
+def _shown(url: str) -> str:
+    """A URL without what may be secret in it: user, password and query."""
+    return _URL_USER.sub("//", url).partition("?")[0]
+
+
 def is_infrastructure_status(status: int) -> bool:
     """Whether an endpoint's status says that the same request may well work later."""
     return status in (408, 425, 429) or status >= 500
 
 
-async def raise_for_status(response: ClientResponse) -> None:
-    """Raise an error that carries `status` and `response_content` if the answer is an error."""
+async def raise_for_status(response: "ClientResponse | aiohttp.ClientResponse") -> None:
+    """Raise an error that carries `status` and `response_content` if the answer is an error.
+
+    Takes what the shared aiohttp client gives too.
+    """
+    if isinstance(response, aiohttp.ClientResponse) and not response.ok:
+        headers, body = tuple(response.headers.items()), await response.read()
+        url = str(response.url)
+        response = ClientResponse(response.status, headers, body, method=response.method, url=url)
     response.raise_for_status()
 
 
-async def get_response_json(response: ClientResponse) -> Any:
+async def get_response_json(response: "ClientResponse | aiohttp.ClientResponse") -> Any:
     return await response.json()
 
 
@@ -170,23 +185,26 @@ def cookie_header(cookies: Cookies) -> str:
 def _coded(value: "str | Morsel[str]") -> str:
     if isinstance(value, Morsel):
         return value.coded_value
-    return value if value.isalnum() else SimpleCookie().value_encode(value)[1]
+    return value if value.isascii() and value.isalnum() else SimpleCookie().value_encode(value)[1]
 
 
 def _parse_set_cookies(headers: Iterable[str]) -> SimpleCookie:
     cookies = SimpleCookie()
     for header in headers:
         morsel = _morsel(header)
-        dict.__setitem__(cookies, morsel.key, morsel)
+        if morsel is not None:
+            dict.__setitem__(cookies, morsel.key, morsel)
     return cookies
 
 
 @lru_cache(maxsize=4096)  # every answer of a session sets the same cookie again
-def _morsel(header: str) -> Morsel[str]:
-    name, _, value = header.partition(";")[0].partition("=")
-    cookies = SimpleCookie()
-    if value.startswith('"'):
-        cookies.load(header)
-    else:
-        cookies[name.strip()] = value
-    return next(iter(cookies.values()))
+def _morsel(header: str) -> Morsel[str] | None:
+    """The cookie that goes back, spelt as the server did; None if it has no name that a cookie can have."""
+    name, _, coded = header.partition(";")[0].partition("=")
+    coded = coded.strip()
+    morsel: Morsel[str] = Morsel()
+    try:
+        morsel.set(name.strip(), SimpleCookie().value_decode(coded)[0], coded)
+    except CookieError:
+        return None
+    return morsel

@@ -1,6 +1,7 @@
 """Statistics of every numeric field of a set of rollouts, over all of them and for each task.
 
-Invariant: a value that is missing, NaN or infinite is left out; no such value reaches a result.
+Invariant: a value that is missing, NaN or infinite is left out; no such value reaches a result, nor does a
+statistic that no float can hold.
 """
 
 import math
@@ -61,11 +62,12 @@ def field_statistics(rollouts: Iterable[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for name, value in numeric_fields(rollout).items():
             columns.setdefault(name, []).append(value)
-    return {
-        f"{label}/{name}": function(values)
+    results = {
+        f"{label}/{name}": _finite(function, values)
         for name, values in columns.items()
         for label, function in _STATISTICS.items()
     }
+    return {name: value for name, value in results.items() if value is not None}
 
 
 def numeric_fields(rollout: Rollout) -> dict[str, float]:
@@ -73,11 +75,21 @@ def numeric_fields(rollout: Rollout) -> dict[str, float]:
     response = rollout.get(RESPONSE_KEY_NAME)
     usage = response.get("usage") if isinstance(response, Mapping) else None
     fields = {**(usage if isinstance(usage, Mapping) else {}), **rollout}
-    return {
-        name: float(value)
+    numbers = {
+        name: _finite(float, value)
         for name, value in fields.items()
-        if isinstance(value, int | float) and not name.startswith("_ng_") and math.isfinite(value)
+        if isinstance(value, int | float) and not name.startswith("_ng_")
     }
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _finite(function: Callable[[Any], float], value: Any) -> float | None:
+    """The function's result; None where it is no number that a float can hold."""
+    try:
+        result = function(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
 
 
 def _std(values: list[float]) -> float:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from multidict import CIMultiDict
+from yarl import URL
+
 from nemo_gym.codec import decode_json
 from nemo_gym.http import (
     CONNECT_ONLY,
@@ -36,6 +39,9 @@ class NeMoGymAsyncOpenAI:
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
         self.default_headers = dict(default_headers or {})
+        self._headers = CIMultiDict(self.default_headers)
+        if not URL(self.base_url).user:  # credentials in the URL stand for themselves
+            self._headers.setdefault("Authorization", f"Bearer {api_key}")
         self.internal = internal
         self._retry = CONNECT_ONLY if internal else retry
 
@@ -60,8 +66,7 @@ class NeMoGymAsyncOpenAI:
         return await self._call("POST", self.base_url + path, json=body)
 
     async def _call(self, method: str, url: str, **options: Any) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self.api_key}", **self.default_headers}
-        response = await request(method, url, headers=headers, retry=self._retry, **options)
+        response = await request(method, url, headers=self._headers, retry=self._retry, **options)
         if not response.ok:
             raise EndpointError(response)
         return await _object(response)

@@ -1,24 +1,28 @@
 """ASGI by hand: the scope, the receiving and the sending side of a request made in this process."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.client import Call
 from nemo_gym.http import cookie_header
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
-"""Status, headers without the content length, body. Status 0: it has been sent already."""
+"""Status, headers without the content length, body. Status 0: there is nothing to send (any more)."""
 
 
 class Collector:
-    """Takes what an ASGI application sends."""
+    """Takes what an ASGI application sends, or passes it on."""
 
-    def __init__(self) -> None:
-        self.status = 500
+    def __init__(self, pass_on: Send | None = None) -> None:
+        self.status = 0
         self.headers: list[tuple[str, str]] = []
         self.body: list[bytes] = []
+        self.is_whole = False
+        self._pass_on = pass_on
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -26,12 +30,29 @@ class Collector:
             self.headers = [
                 (name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]
             ]
-        elif message["type"] == "http.response.body":
+        elif self._pass_on is None:
             self.body.append(message.get("body", b""))
+            self.is_whole = not message.get("more_body")
+        if self._pass_on is not None:
+            await self._pass_on(message)
 
     def answer(self) -> Answer:
+        """What is to be sent: nothing if it was passed on, or if it broke off."""
+        if not self.is_whole:
+            return 0, [], b""
         headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]
         return self.status, headers, b"".join(self.body)
+
+
+def adding_header(send: Send, name: str, value: str) -> Send:
+    """A sending side that adds a header to the answer, while the response object stays as it is."""
+
+    async def send_with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).append(name, value)
+        await send(message)
+
+    return send_with_header
 
 
 async def send_answer(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
@@ -53,7 +74,7 @@ def is_json(scope: Scope) -> bool:
     return any(name == b"content-type" and value == b"application/json" for name, value in scope["headers"])
 
 
-def local_scope(call: Call, app: ASGIApp) -> dict[str, Any]:
+def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
     pairs = list(call.headers)
     if call.is_json:
         pairs.append(("content-type", "application/json"))
@@ -73,7 +94,7 @@ def local_scope(call: Call, app: ASGIApp) -> dict[str, Any]:
         "headers": [(b"host", b"127.0.0.1"), *headers],
         "client": ("127.0.0.1", 0),
         "server": ("127.0.0.1", 0),
-        "state": {},
+        "state": dict(state or ()),
         "app": app,
     }
 

@@ -7,6 +7,7 @@ the application, so its answer is FastAPI's own.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import ResponseValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute
+from fastapi.utils import is_body_allowed_for_status_code
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
@@ -32,7 +34,8 @@ class Result(NamedTuple):
     """What an endpoint gave back: a response object, or data already shaped and encoded."""
 
     status: int
-    body: bytes
+    body: bytes | None
+    """None: the response object is the answer."""
     response: Response | None = None
     """The endpoint's own response, or the one it was handed to put headers and cookies on."""
 
@@ -57,12 +60,10 @@ class Endpoint:
             return {}
         try:
             data = decode_json(body)
-        except ValueError:
+            value, errors = field.validate(data, {}, loc=("body",))
+        except Exception:  # no JSON, or a validator that fails: the application says so in its way
             raise NotDirectError from None
-        if data is None:
-            raise NotDirectError
-        value, errors = field.validate(data, {}, loc=("body",))
-        if errors:
+        if errors or data is None:
             raise NotDirectError
         return {field.name: value}
 
@@ -79,9 +80,10 @@ class Endpoint:
         else:
             value = await run_in_threadpool(self.function, **arguments)
         if isinstance(value, Response):
-            return Result(value.status_code, b"", value)
-        status = carrier.status_code if carrier is not None else 0
-        return Result(status or self.status, self._encode(value), carrier)
+            return Result(value.status_code, None, value)
+        status = (carrier.status_code if carrier is not None else 0) or self.status
+        body = self._encode(value)
+        return Result(status, body if is_body_allowed_for_status_code(status) else b"", carrier)
 
     def _encode(self, value: Any) -> bytes:
         field = self.response_field
@@ -125,9 +127,9 @@ def _is_direct(route: APIRoute) -> bool:
         and needs.security_scopes_param_name is None
         and needs.websocket_param_name is None
         and isinstance(route.response_class, DefaultPlaceholder)
-        and function is not None
-        and not inspect.isgeneratorfunction(function)
-        and not inspect.isasyncgenfunction(function)
+        and inspect.isroutine(function)
+        and not inspect.isgeneratorfunction(inspect.unwrap(function))
+        and not inspect.isasyncgenfunction(inspect.unwrap(function))
         and (route.status_code is None or route.status_code >= 200)
         and route.status_code not in (204, 205, 304)
     )
@@ -142,12 +144,23 @@ def _route_of(app: FastAPI, method: str, path: str) -> object:
     return None
 
 
+def _finish(fields: list[Any]) -> None:
+    """Build what models with `defer_build` put off: FastAPI hushes pydantic's warning only at set-up."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for field in fields:
+            field._type_adapter.rebuild(raise_errors=False)
+
+
 def _compile(route: APIRoute) -> Endpoint:
     needs = route.dependant
     assert needs.call is not None
+    _finish([*needs.body_params, *filter(None, [route.response_field])])
     return Endpoint(
         function=needs.call,
-        is_coroutine=inspect.iscoroutinefunction(inspect.unwrap(needs.call)),
+        # As FastAPI has it: a decorator may make a coroutine function of a plain one, or hide one.
+        is_coroutine=inspect.iscoroutinefunction(needs.call)
+        or inspect.iscoroutinefunction(inspect.unwrap(needs.call)),
         body_field=needs.body_params[0] if needs.body_params else None,
         request_parameter=needs.request_param_name,
         response_parameter=needs.response_param_name,

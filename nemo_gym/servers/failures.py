@@ -26,6 +26,8 @@ from nemo_gym.http import (
     ServerCallError,
     ServerUnreachableError,
 )
+from nemo_gym.servers.asgi import adding_header
+from nemo_gym.servers.sessions import Session, SessionStore
 from nemo_gym.types import FailureKind
 
 logger = logging.getLogger(__name__)
@@ -38,10 +40,13 @@ async def respond_to(error: Exception, request: Request, server_name: str) -> Re
     handler = _handler_for(request.app, error)
     if handler is None:
         return _failure(error, server_name)
-    if inspect.iscoroutinefunction(handler):
-        response: Response = await handler(request, error)
-    else:
-        response = await run_in_threadpool(handler, request, error)
+    try:
+        if inspect.iscoroutinefunction(handler):
+            response: Response = await handler(request, error)
+        else:
+            response = await run_in_threadpool(handler, request, error)
+    except Exception as second:  # the boundary to an environment's own code
+        return _failure(second, server_name)
     add_cause(response.headers, response.status_code, server_name)
     return response
 
@@ -69,9 +74,13 @@ def _failure(error: Exception, server_name: str) -> Response:
     elif isinstance(error, ServerUnreachableError):
         cause = _cause(error.server, 503, "infrastructure")
     else:  # it began here: the one place that logs it
-        logger.error("%s: %r", server_name, error, exc_info=error)
+        log_failure(error, server_name)
         cause = _cause(server_name, 500, "infrastructure" if isinstance(error, _NO_ANSWER) else "data")
     return Response(encode_json(repr(error)), 500, cause, "application/json")
+
+
+def log_failure(error: Exception, server_name: str) -> None:
+    logger.error("%s: %r", server_name, error, exc_info=error)
 
 
 def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
@@ -85,9 +94,10 @@ def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
 class FailureMiddleware:
     """Gives requests that go through the ASGI application the same failure answers."""
 
-    def __init__(self, app: ASGIApp, server_name: str) -> None:
+    def __init__(self, app: ASGIApp, server_name: str, sessions: SessionStore) -> None:
         self.app = app
         self.server_name = server_name
+        self.sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -102,7 +112,12 @@ class FailureMiddleware:
         try:
             await self.app(scope, receive, send_with_cause)
         except Exception as error:  # the boundary of a server: every failure becomes an answer
-            if scope["type"] != "http" or started:
+            if scope["type"] != "http":
                 raise
+            if started:  # too late for another answer: a background task failed, or a stream breaks off
+                log_failure(error, self.server_name)
+                return
             response = await respond_to(error, Request(scope, receive), self.server_name)
+            if isinstance(session := scope.get("session"), Session):
+                send = adding_header(send, "set-cookie", self.sessions.set_cookie(session))
             await response(scope, receive, send)

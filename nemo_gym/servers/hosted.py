@@ -4,8 +4,8 @@ Over HTTP it is the ASGI application that uvicorn serves; in this process the cl
 plain endpoint is called directly and anything else goes through the server's own FastAPI application.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from http.cookies import Morsel
 from typing import Any
 
@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.client import Call
-from nemo_gym.http import ClientResponse
+from nemo_gym.http import ClientResponse, ServerUnreachableError
 from nemo_gym.servers.asgi import (
     Answer,
     Collector,
+    adding_header,
     cookies_of,
     is_json,
     local_scope,
@@ -27,7 +28,7 @@ from nemo_gym.servers.asgi import (
     send_answer,
 )
 from nemo_gym.servers.endpoint import Endpoint, NotDirectError, compile_endpoints
-from nemo_gym.servers.failures import FailureMiddleware, add_cause, respond_to
+from nemo_gym.servers.failures import FailureMiddleware, add_cause, log_failure, respond_to
 from nemo_gym.servers.sessions import Session, SessionStore
 
 _JSON = ("content-type", "application/json")
@@ -44,11 +45,15 @@ class HostedServer:
         # A middleware of the environment's own must see every request.
         only_ours = store is not None and len(app.user_middleware) == 1
         self._endpoints = compile_endpoints(app) if only_ours else {}
-        app.add_middleware(FailureMiddleware, server_name=name)
+        self._state: Mapping[str, Any] = {}
+        app.add_middleware(FailureMiddleware, server_name=name, sessions=self.sessions)
 
-    def lifespan(self) -> AbstractAsyncContextManager[Any]:
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
         """Start-up and shutdown of the application, where it is not uvicorn that runs them."""
-        return self.app.router.lifespan_context(self.app)
+        async with self.app.router.lifespan_context(self.app) as state:
+            self._state = state or {}
+            yield
 
     async def call(self, call: Call) -> ClientResponse:
         """Answer a caller of this process."""
@@ -60,12 +65,16 @@ class HostedServer:
                 pass
             else:
                 session = self.sessions.open(_session_id(call.cookies.get(self.sessions.cookie_name)))
-                request = _Lazy(lambda: local_scope(call, self.app), session, call.body)
-                status, headers, body = await self._answer(endpoint, arguments, request)
-                return ClientResponse(status, headers, body, method=call.method, url=self.name + call.path)
+                request = _Lazy(lambda: local_scope(call, self.app, self._state), session, call.body)
+                return self._response(call, await self._answer(endpoint, arguments, request))
         collector = Collector()
-        await self.app(local_scope(call, self.app), receive_body(call.body), collector.send)
-        status, headers, body = collector.answer()
+        await self.app(local_scope(call, self.app, self._state), receive_body(call.body), collector.send)
+        return self._response(call, collector.answer())
+
+    def _response(self, call: Call, answer: Answer) -> ClientResponse:
+        status, headers, body = answer
+        if not status:
+            raise ServerUnreachableError(self.name, f"the answer to {call.method} {call.path} broke off")
         return ClientResponse(status, headers, body, method=call.method, url=self.name + call.path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,14 +104,14 @@ class HostedServer:
                 arguments[endpoint.request_parameter] = request.build()
             status, body, response = await endpoint.call(arguments)
             if response is None:
-                return status, [_JSON, cookie], body
+                return status, [_JSON, cookie], body or b""
             add_cause(response.headers, status, self.name)
-            if body:  # the response only carries headers for it
+            if body is not None:  # the response only carries headers for it
                 return status, [_JSON, *response.headers.items(), cookie], body
-            return await request.send(response, cookie)
+            return await request.send(response, cookie, self.name)
         except Exception as error:  # the boundary of a server: every failure becomes an answer
             response = await respond_to(error, request.build(), self.name)
-            return await request.send(response, cookie)
+            return await request.send(response, cookie, self.name)
         finally:
             self.sessions.close(request.session)
 
@@ -119,22 +128,23 @@ class _Lazy:
         self._make_scope = make_scope
         self._body = body
         self._stream_to = stream_to
-        """Where a response that streams goes as it comes; None: it is collected like any other."""
+        """Where a response object sends itself; None: what it sends is collected."""
 
     def build(self) -> Request:
         scope = self._make_scope()
         scope["session"] = self.session
         return Request(scope, receive_body(self._body))
 
-    async def send(self, response: Response, cookie: tuple[str, str]) -> Answer:
-        """A response object as what it sends, its background task included."""
-        response.headers.append(*cookie)
+    async def send(self, response: Response, cookie: tuple[str, str], server_name: str) -> Answer:
+        """A response object as what it sends; its background task runs too, and cannot spoil the answer."""
+        collector = Collector(self._stream_to)
         receive = receive_body(self._body)
-        if self._stream_to is not None and not hasattr(response, "body"):
-            await response(self._make_scope(), receive, self._stream_to)
-            return 0, [], b""
-        collector = Collector()
-        await response(self._make_scope(), receive, collector.send)
+        try:
+            await response(self._make_scope(), receive, adding_header(collector.send, *cookie))
+        except Exception as error:  # the boundary of a server
+            if not collector.status:
+                raise
+            log_failure(error, server_name)
         return collector.answer()
 
 

@@ -1,12 +1,17 @@
 """Serving over HTTP: one hosted server on one socket, with uvicorn."""
 
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 
 from nemo_gym.config import ServerInstance
 from nemo_gym.servers.hosted import HostedServer
+
+_START_UP_FAILED = 3
+"""uvicorn's own exit code for it."""
 
 
 class _Server(uvicorn.Server):
@@ -46,4 +51,7 @@ def serve(
     """Serve until SIGTERM or SIGINT; running requests are given some seconds to finish."""
     server = _Server(uvicorn_config(app, instance.host, instance.port or 0))
     server.on_ready = on_ready
-    server.run([listener] if listener is not None else None)
+    with suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again once it has stopped
+        server.run([listener] if listener is not None else None)
+    if not server.started:  # its start-up raised, and uvicorn has logged it
+        sys.exit(_START_UP_FAILED)

@@ -10,11 +10,10 @@ import secrets
 from collections import OrderedDict
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nemo_gym.servers.asgi import cookies_of
+from nemo_gym.servers.asgi import adding_header, cookies_of
 from nemo_gym.types import SESSION_ID_KEY
 
 _SESSION_ID = re.compile(r"(?:\d+w)?[0-9a-f]{32}")
@@ -33,8 +32,8 @@ class Session(dict[str, Any]):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the id is all there is to it."""
-        return len(self) == 1 and SESSION_ID_KEY in self
+        """Whether there is nothing in it but its id."""
+        return len(self) == (SESSION_ID_KEY in self)
 
 
 class SessionStore:
@@ -50,14 +49,19 @@ class SessionStore:
 
     def open(self, session_id: str | None) -> Session:
         """The session with that id; a new one where there is no id or not one of ours."""
-        session = self._in_use.get(session_id) or self._kept.get(session_id) if session_id else None
+        session = self._find(session_id) if session_id else None
         if session is None:
-            if session_id is None or not _SESSION_ID.fullmatch(session_id):
+            if not session_id or not _SESSION_ID.fullmatch(session_id):
                 session_id = self._prefix + secrets.token_hex(16)
             session = Session(session_id)
+        session.setdefault(SESSION_ID_KEY, session.id)
         self._in_use[session.id] = session
         session.requests += 1
         return session
+
+    def _find(self, session_id: str) -> Session | None:
+        session = self._in_use.get(session_id)
+        return session if session is not None else self._kept.get(session_id)
 
     def close(self, session: Session) -> None:
         """A request is over: a session with content outlives it."""
@@ -96,13 +100,7 @@ class SessionMiddleware:
             return
         session = self.store.open(self.store.id_in(cookies_of(scope)))
         scope["session"] = session
-
-        async def send_with_cookie(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).append("set-cookie", self.store.set_cookie(session))
-            await send(message)
-
         try:
-            await self.app(scope, receive, send_with_cookie)
+            await self.app(scope, receive, adding_header(send, "set-cookie", self.store.set_cookie(session)))
         finally:
             self.store.close(session)

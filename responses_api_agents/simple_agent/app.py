@@ -1,9 +1,9 @@
 """The stock agent: model, tools, model, … until the model is done; then verification."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from fastapi import Request, Response
 from pydantic import Field
 
@@ -60,6 +60,9 @@ class Episode:
             return []
         return [item for item in response["output"] if item.get("type") == "function_call"]
 
+    def take_output(self, call: Item, text: str) -> None:
+        self.output.append({"type": "function_call_output", "call_id": call.get("call_id"), "output": text})
+
     def final(self) -> dict[str, Any]:
         usage = self.usage.model_dump(exclude_unset=True) if self.usage is not None else None
         return {**self.last, "output": self.output, "usage": usage}
@@ -84,7 +87,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         verify_request = body.model_dump(mode="json", exclude_unset=True) | {"response": episode.final()}
         if self.config.skip_verification:
             skipped = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
-            return Response(orjson.dumps(verify_request | skipped), media_type="application/json")
+            return Response(json.dumps(verify_request | skipped), media_type="application/json")
         verified = await self._post_resources("/verify", verify_request, episode.cookies)
         await raise_for_status(verified)
         return Response(await verified.read(), media_type="application/json")
@@ -108,7 +111,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             if not calls or steps == self.config.max_steps:
                 return episode
             for call in calls:
-                episode.output.append(await self._call_tool(call, episode.cookies))
+                episode.take_output(call, await self._call_tool(call, episode.cookies))
 
     async def _ask_model(self, episode: Episode, prompt: list[Item]) -> dict[str, Any]:
         answer = await self.server_client.post(
@@ -122,19 +125,17 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         response: dict[str, Any] = await get_response_json(answer)
         return response
 
-    async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> Item:
+    async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> str:
         """What the tool says, whatever its status, for the model to read."""
-        name, output = call["name"], None
+        name = call.get("name")
+        if not isinstance(name, str) or is_reserved_tool_name(name):
+            return f"There is no tool named {name!r}."
         try:
-            arguments = orjson.loads(call["arguments"])
-        except ValueError as error:
-            output = f"The arguments of this call are not JSON: {error}"
-        if is_reserved_tool_name(name):
-            output = f"There is no tool named {name!r}."
-        if output is None:
-            answer = await self._post_resources(f"/{name}", arguments, cookies)
-            output = await answer.text()
-        return {"type": "function_call_output", "call_id": call["call_id"], "output": output}
+            arguments = json.loads(call.get("arguments") or "")
+        except (TypeError, ValueError) as error:
+            return f"The arguments of this call are not JSON: {error}"
+        answer = await self._post_resources(f"/{name}", arguments, cookies)
+        return await answer.text()
 
     async def _post_resources(self, path: str, body: Any, cookies: dict[str, Any]) -> ClientResponse:
         answer = await self.server_client.post(

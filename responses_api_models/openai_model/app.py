@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,12 +55,12 @@ class OpenAIModel(SimpleResponsesAPIModel):
         request = self._request(body)
         if not self._takes_seed and request.pop("seed", None) is not None:
             self._warn_of_seed()
-        return await self._forward(self._endpoint.create_response(**request))
+        return await self._forward(self._endpoint.create_response, request)
 
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
-        return await self._forward(self._endpoint.create_chat_completion(**self._request(body)))
+        return await self._forward(self._endpoint.create_chat_completion, self._request(body))
 
     def _request(
         self, body: NeMoGymResponseCreateParamsNonStreaming | NeMoGymChatCompletionCreateParamsNonStreaming
@@ -73,10 +73,10 @@ class OpenAIModel(SimpleResponsesAPIModel):
             logger.warning("%s: this endpoint takes no seed; it is left out", self.config.name)
             self._warned = True
 
-    async def _forward(self, call: Awaitable[dict[str, Any]]) -> Any:
+    async def _forward(self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> Any:
         """The endpoint's answer as plain data; the route's response model validates it once."""
         async with self._slots:
-            return await call
+            return await call(**request)
 
 
 if __name__ == "__main__":

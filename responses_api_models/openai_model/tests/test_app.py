@@ -1,0 +1,294 @@
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
+from nemo_gym.server_utils import ClientResponse, ServerClient
+from nemo_gym.servers.hosted import HostedServer
+from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
+from scripts.scripted_endpoint import Script, ScriptedEndpoint, message
+
+PLACE = {"name": "policy_model", "host": "127.0.0.1", "port": 0, "entrypoint": "app.py"}
+NOWHERE = {
+    "openai_base_url": "http://127.0.0.1:1/v1",
+    "openai_api_key": "key-of-mine",
+    "openai_model": "mine",
+}
+
+
+def new_model(**settings: Any) -> OpenAIModel:
+    config = OpenAIModelConfig.model_validate({**PLACE, **NOWHERE, **settings})
+    return OpenAIModel(config=config, server_client=ServerClient())
+
+
+class Asked:
+    """What came of asking a model server in front of a scripted endpoint."""
+
+    def __init__(self, script: Script, body: Any, path: str = "/v1/responses", **settings: Any) -> None:
+        with ScriptedEndpoint(script) as endpoint:
+            model = new_model(**{"openai_base_url": endpoint.base_url, **settings})
+            server = HostedServer("policy_model", model.setup_webserver())
+            client = ServerClient(local_servers={"policy_model": server})
+            self.answer: ClientResponse = asyncio.run(client.post("policy_model", path, json=body))
+            self.requests = endpoint.requests
+            self.headers = endpoint.headers
+
+    @property
+    def json(self) -> Any:
+        return asyncio.run(self.answer.json())
+
+
+def hi(request: dict[str, Any]) -> list[dict[str, Any]]:
+    return [message("hi")]
+
+
+def test_model_asked_for_is_the_configured_one() -> None:
+    asked = Asked(hi, {"input": "x", "model": "another"})
+    assert asked.requests == [{"input": "x", "model": "mine"}]
+    assert asked.answer.status == 200
+    assert asked.json["output"] == [message("hi")]
+
+
+def test_extra_body_is_laid_over_every_request() -> None:
+    extra = {"temperature": 0.5, "vendor": {"a": [1]}}
+    asked = Asked(hi, {"input": "x", "temperature": 1.0, "top_p": 0.9}, extra_body=extra)
+    assert asked.requests == [{"input": "x", "model": "mine", "top_p": 0.9, **extra}]
+
+
+def test_key_and_default_headers_are_sent() -> None:
+    asked = Asked(hi, {"input": "x"}, openai_default_headers={"X-Team": "gym"})
+    (headers,) = asked.headers
+    assert (headers["Authorization"], headers["X-Team"]) == ("Bearer key-of-mine", "gym")
+    assert headers["Content-Type"] == "application/json"
+
+
+def test_default_headers_may_replace_the_authorization() -> None:
+    (headers,) = Asked(hi, {"input": "x"}, openai_default_headers={"authorization": "Basic abc"}).headers
+    assert headers["Authorization"] == "Basic abc"
+
+
+def test_credentials_in_the_url_are_used() -> None:
+    with ScriptedEndpoint(hi) as endpoint:
+        url = endpoint.base_url.replace("//", "//ann:hush@")
+        answer = asyncio.run(NeMoGymAsyncOpenAI(url, "unused").create_response(input="x", model="m"))
+        assert answer["output"] == [message("hi")]
+        assert endpoint.headers[0]["Authorization"] == "Basic YW5uOmh1c2g="
+
+
+def test_fields_that_nobody_here_knows_are_kept_both_ways() -> None:
+    def script(request: dict[str, Any]) -> web.Response:
+        item = {"type": "vendor_item", "secret_sauce": [1, None]}
+        return web.json_response({"output": [item, message("hi")], "vendor": {"x": request["vendor"]}})
+
+    asked = Asked(script, {"input": [{"role": "user", "content": "x", "vendor": 1}], "vendor": {"b": None}})
+    assert asked.requests[0]["vendor"] == {"b": None}
+    assert asked.requests[0]["input"] == [{"role": "user", "content": "x", "vendor": 1}]
+    assert asked.json["vendor"] == {"x": {"b": None}}
+    assert asked.json["output"][0].items() >= {"type": "vendor_item", "secret_sauce": [1, None]}.items()
+
+
+def test_chat_goes_to_the_chat_route_and_keeps_what_is_unknown() -> None:
+    def script(request: dict[str, Any]) -> web.Response:
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "hi", "reasoning_content": "hm"},
+            "vendor": 1,
+        }
+        return web.json_response({"id": "c", "object": "chat.completion", "choices": [choice], "vendor": 2})
+
+    body = {"messages": [{"role": "user", "content": "x"}], "seed": 3, "vendor": 4}
+    asked = Asked(script, body, "/v1/chat/completions")
+    assert asked.requests == [{**body, "model": "mine"}]
+    assert asked.json["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert (asked.json["choices"][0]["vendor"], asked.json["vendor"]) == (1, 2)
+
+
+def test_seed_is_passed_on() -> None:
+    assert Asked(hi, {"input": "x", "seed": 3}).requests[0]["seed"] == 3
+
+
+def test_openai_itself_is_sent_no_seed_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedEndpoint(hi) as endpoint:
+        model = new_model(openai_base_url="https://api.openai.com/v1")
+        model._endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
+        server = HostedServer("policy_model", model.setup_webserver())
+        client = ServerClient(local_servers={"policy_model": server})
+
+        async def ask() -> None:
+            for body in ({"input": "x", "seed": 3}, {"input": "x", "seed": 4}, {"input": "x"}):
+                assert (await client.post("policy_model", "/v1/responses", json=body)).ok
+            chat = {"messages": [], "seed": 5}
+            await client.post("policy_model", "/v1/chat/completions", json=chat)
+
+        asyncio.run(ask())
+    assert ["seed" in request for request in endpoint.requests] == [False, False, False, True]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["policy_model: this endpoint takes no seed; it is left out"]
+
+
+class Turnstile:
+    """An endpoint that lets nobody go before it is told to."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self.arrived = asyncio.Event()
+        self.release = asyncio.Event()
+
+    async def respond(self, request: web.Request) -> web.Response:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        self.arrived.set()
+        await self.release.wait()
+        self.inside -= 1
+        return web.json_response({"output": []})
+
+
+async def most_at_once(limit: int | None, calls: int, expected: int) -> int:
+    turnstile = Turnstile()
+    app = web.Application()
+    app.router.add_post("/v1/responses", turnstile.respond)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    model = new_model(
+        openai_base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", max_concurrent_requests=limit
+    )
+    server = HostedServer("policy_model", model.setup_webserver())
+    client = ServerClient(local_servers={"policy_model": server})
+    waiting = [
+        asyncio.create_task(client.post("policy_model", "/v1/responses", json={"input": "x"}))
+        for _ in range(calls)
+    ]
+    async with asyncio.timeout(10):
+        while turnstile.inside < expected:
+            await turnstile.arrived.wait()
+            turnstile.arrived.clear()
+    for _ in range(50):  # whoever could still come in, does
+        await asyncio.sleep(0)
+    turnstile.release.set()
+    assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * calls
+    await runner.cleanup()
+    return turnstile.most
+
+
+def test_no_more_requests_at_once_than_allowed() -> None:
+    assert asyncio.run(most_at_once(3, calls=10, expected=3)) == 3
+
+
+def test_without_a_limit_all_requests_go_at_once() -> None:
+    assert asyncio.run(most_at_once(None, calls=10, expected=10)) == 10
+
+
+def test_limit_of_none_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_concurrent_requests"):
+        new_model(max_concurrent_requests=0)
+
+
+def test_request_given_up_while_it_waits_for_its_turn_leaves_nothing_behind() -> None:
+    async def run() -> None:
+        model = new_model(max_concurrent_requests=1)
+        server = HostedServer("policy_model", model.setup_webserver())
+        client = ServerClient(local_servers={"policy_model": server})
+        async with model._slots:
+            call = asyncio.create_task(client.post("policy_model", "/v1/responses", json={"input": "x"}))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("text", ["<html>busy</html>", "", "[1]", '"text"', "null"])
+def test_answer_that_is_no_json_object_is_a_failure_of_the_endpoint(text: str) -> None:
+    asked = Asked(lambda request: web.Response(text=text, content_type="text/html"), {"input": "x"})
+    assert asked.answer.status == 502
+    assert asked.answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+    assert asyncio.run(asked.answer.text()) == f"the endpoint's answer is not a JSON object: {text}"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "data"), (401, "data"), (404, "data"), (422, "data"), (501, "infrastructure")]
+)
+def test_error_of_the_endpoint_is_handed_on_with_status_and_body(status: int, kind: str) -> None:
+    body = '{"error": {"message": "too long", "code": "context_length_exceeded"}}'
+    asked = Asked(lambda request: web.Response(status=status, text=body), {"input": "x"})
+    assert (asked.answer.status, asyncio.run(asked.answer.text())) == (status, body)
+    assert asked.answer.headers["x-nemo-gym-failure-kind"] == kind
+    assert asked.answer.headers["x-nemo-gym-failure-server"] == "policy_model"
+    assert len(asked.requests) == 1
+
+
+def test_endpoint_that_fails_once_is_asked_again() -> None:
+    answers = iter([web.Response(status=503, headers={"Retry-After": "0.01"}), [message("hi")]])
+    asked = Asked(lambda request: next(answers), {"input": "x"})
+    assert (asked.answer.status, len(asked.requests)) == (200, 2)
+
+
+def test_request_that_makes_no_sense_is_refused_here() -> None:
+    asked = Asked(hi, {"input": 7})
+    assert (asked.answer.status, asked.requests) == (422, [])
+    assert asked.json["detail"][0]["loc"] == ["body", "input"]
+
+
+def test_answer_without_its_optional_parts_is_taken() -> None:
+    asked = Asked(lambda request: web.json_response({"output": []}), {"input": "x"})
+    assert asked.answer.status == 200
+    assert asked.json["output"] == []
+
+
+def client_at(endpoint: ScriptedEndpoint) -> NeMoGymAsyncOpenAI:
+    return NeMoGymAsyncOpenAI(f"{endpoint.base_url}/", "k")
+
+
+def test_client_takes_keyword_arguments_and_gives_dictionaries() -> None:
+    with ScriptedEndpoint(hi) as endpoint:
+        client = client_at(endpoint)
+        response = asyncio.run(client.create_response(model="m", input="x"))
+        chat = asyncio.run(client.create_chat_completion(model="m", messages=[]))
+    assert response["output"] == [message("hi")]
+    assert isinstance(chat, dict)
+    assert endpoint.requests == [{"model": "m", "input": "x"}, {"model": "m", "messages": []}]
+
+
+def test_client_finds_every_route() -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    async def run() -> None:
+        async def note(request: web.Request) -> web.Response:
+            seen.append((request.method, request.path_qs, await request.text()))
+            return web.json_response({})
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", note)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        client = NeMoGymAsyncOpenAI(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "k")
+        await client.create_completion(prompt="p")
+        await client.create_models()
+        await client.create_tokenize(prompt="p")
+        await runner.cleanup()
+
+    asyncio.run(run())
+    assert seen == [
+        ("POST", "/v1/completions", '{"prompt":"p"}'),
+        ("GET", "/v1/models", ""),
+        ("POST", "/tokenize", '{"prompt":"p"}'),
+    ]
+
+
+def test_client_of_one_of_our_own_servers_leaves_retries_to_it() -> None:
+    with ScriptedEndpoint(lambda request: web.Response(status=503)) as endpoint:
+        client = NeMoGymAsyncOpenAI(endpoint.base_url, "k", internal=True)
+        with pytest.raises(aiohttp.ClientResponseError, match="503"):
+            asyncio.run(client.create_response(model="m", input="x"))
+    assert len(endpoint.requests) == 1

@@ -1,0 +1,328 @@
+import asyncio
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import aiohttp
+import orjson
+import pytest
+
+from nemo_gym.http import (
+    CONNECT_ONLY,
+    MODEL_ENDPOINT,
+    RATE_LIMIT_ERROR_CODES,
+    RETRY_ERROR_CODES,
+    ClientResponse,
+    RetryPolicy,
+    request,
+    with_retries,
+)
+from tests.gym.http.raw_server import answer, serving
+from tests.support.commands import free_port
+
+QUICK = RetryPolicy(base_delay_s=0.001, statuses=MODEL_ENDPOINT.statuses)
+QUICK_CONNECT = RetryPolicy(base_delay_s=0.001)
+CUT_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"
+REFUSED = aiohttp.ClientConnectionError("refused")
+
+
+@dataclass
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    now: float = 100.0
+    waits: list[float] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, delay_s: float) -> None:
+        self.waits.append(delay_s)
+        self.now += delay_s
+
+
+@dataclass
+class Outcome:
+    last: ClientResponse | Exception
+    calls: int
+    waits: list[float]
+
+
+def play(policy: RetryPolicy, *script: int | ClientResponse | Exception) -> Outcome:
+    """What becomes of a call whose tries end like this, the last ever after."""
+    time = FakeTime()
+    calls = 0
+
+    async def send() -> ClientResponse:
+        nonlocal calls
+        step = script[min(calls, len(script) - 1)]
+        calls += 1
+        if isinstance(step, Exception):
+            raise step
+        return ClientResponse(step, (), b"") if isinstance(step, int) else step
+
+    async def run() -> ClientResponse | Exception:
+        try:
+            return await with_retries(send, policy, sleep=time.sleep, clock=time.clock)
+        except aiohttp.ClientError as error:
+            return error
+
+    return Outcome(asyncio.run(run()), calls, time.waits)
+
+
+def status_of(outcome: Outcome) -> int:
+    assert isinstance(outcome.last, ClientResponse)
+    return outcome.last.status
+
+
+def limited(status: int, retry_after: str) -> ClientResponse:
+    return ClientResponse(status, (("Retry-After", retry_after),), b"")
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 520])
+def test_endpoint_failure_is_tried_again(status: int) -> None:
+    outcome = play(MODEL_ENDPOINT, status, status, 200)
+    assert (status_of(outcome), outcome.calls, len(outcome.waits)) == (200, 3, 2)
+
+
+def test_the_published_retry_codes_are_the_ones_used() -> None:
+    assert RATE_LIMIT_ERROR_CODES == [429, 502, 503, 504, 520]
+    assert sorted(RETRY_ERROR_CODES) == sorted(MODEL_ENDPOINT.statuses) == [429, 500, 502, 503, 504, 520]
+
+
+@pytest.mark.parametrize(
+    "error", [REFUSED, aiohttp.ServerDisconnectedError(), aiohttp.ClientPayloadError("cut off")]
+)
+def test_broken_connection_to_an_endpoint_is_tried_again(error: Exception) -> None:
+    outcome = play(MODEL_ENDPOINT, error, error, 200)
+    assert (status_of(outcome), outcome.calls) == (200, 3)
+
+
+def test_last_answer_stands_when_the_tries_are_used_up() -> None:
+    outcome = play(MODEL_ENDPOINT, 500, 502, 503, 200)
+    assert (status_of(outcome), outcome.calls) == (503, 3)
+
+
+def test_last_error_stands_when_the_tries_are_used_up() -> None:
+    last = aiohttp.ClientConnectionError("the third")
+    outcome = play(MODEL_ENDPOINT, 503, REFUSED, last, 200)
+    assert (outcome.last, outcome.calls) == (last, 3)
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 301, 400, 401, 403, 404, 409, 422, 501])
+def test_other_statuses_are_answers_at_once(status: int) -> None:
+    outcome = play(MODEL_ENDPOINT, status)
+    assert (status_of(outcome), outcome.calls, outcome.waits) == (status, 1, [])
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_between_our_servers_an_error_status_is_an_answer(status: int) -> None:
+    assert play(CONNECT_ONLY, status).calls == 1
+
+
+def test_waits_double_up_to_the_longest_and_half_of_each_is_random() -> None:
+    policy = RetryPolicy(attempts=8, base_delay_s=1.0, max_delay_s=10.0, statuses=(503,))
+    waits = play(policy, 503).waits
+    for wait, longest in zip(waits, [1, 2, 4, 8, 10, 10, 10], strict=True):
+        assert longest / 2 <= wait <= longest
+    assert len({wait / longest for wait, longest in zip(waits, [1, 2, 4, 8, 10, 10, 10], strict=True)}) > 1
+
+
+def test_rate_limit_does_not_use_up_the_tries() -> None:
+    outcome = play(MODEL_ENDPOINT, *[429] * 10, 503, *[429] * 5, 503, 200)
+    assert (status_of(outcome), outcome.calls) == (200, 18)
+
+
+def test_rate_limit_without_end_stops_at_the_deadline() -> None:
+    policy = RetryPolicy(total_s=60.0, base_delay_s=1.0, max_delay_s=8.0, statuses=(429,))
+    outcome = play(policy, 429)
+    assert status_of(outcome) == 429
+    assert 60.0 - 8.0 < sum(outcome.waits) <= 60.0
+
+
+def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
+    policy = RetryPolicy(total_s=5.0, statuses=(503,))
+    outcome = play(policy, limited(503, "6"), 200)
+    assert (status_of(outcome), outcome.calls, outcome.waits) == (503, 1, [])
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_wait_that_the_server_asks_for_in_seconds_is_kept(status: int) -> None:
+    assert play(MODEL_ENDPOINT, limited(status, "7"), 200).waits == [7.0]
+
+
+def test_wait_that_the_server_asks_for_as_a_date_is_kept() -> None:
+    then = datetime.now(UTC) + timedelta(seconds=20)
+    (wait,) = play(MODEL_ENDPOINT, limited(429, format_datetime(then, usegmt=True)), 200).waits
+    assert 15 < wait <= 20
+
+
+def test_wait_that_the_server_asks_for_is_no_longer_than_the_longest() -> None:
+    assert play(MODEL_ENDPOINT, limited(429, "86400"), 200).waits == [MODEL_ENDPOINT.max_delay_s]
+    assert play(MODEL_ENDPOINT, limited(429, "inf"), 200).waits == [MODEL_ENDPOINT.max_delay_s]
+
+
+@pytest.mark.parametrize("asked", ["0", "-5", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_server_that_asks_for_no_wait_is_not_flooded(asked: str) -> None:
+    outcome = play(RetryPolicy(total_s=30.0, statuses=(429,)), limited(429, asked))
+    assert status_of(outcome) == 429
+    assert outcome.calls <= 62
+
+
+@pytest.mark.parametrize("asked", ["soon", "", "Wed, 99 Oct 2015"])
+def test_unreadable_retry_after_is_ignored(asked: str) -> None:
+    (wait,) = play(MODEL_ENDPOINT, limited(503, asked), 200).waits
+    assert 0.25 <= wait <= 0.5
+
+
+def test_backoff_after_very_many_failures_is_the_longest_wait() -> None:
+    assert 15 <= MODEL_ENDPOINT.delay_s(5000, None) <= 30
+
+
+def test_error_of_the_program_is_never_tried_again() -> None:
+    async def send() -> ClientResponse:
+        calls.append(1)
+        raise ValueError("a bug")
+
+    calls: list[int] = []
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(with_retries(send, MODEL_ENDPOINT))
+    assert calls == [1]
+
+
+def test_refused_connection_is_tried_again_then_raised() -> None:
+    with pytest.raises(aiohttp.ClientConnectorError):
+        asyncio.run(request("POST", f"http://127.0.0.1:{free_port()}/x", json={}, retry=QUICK_CONNECT))
+
+
+def test_server_that_comes_up_late_is_reached() -> None:
+    async def run() -> int:
+        port = free_port()
+        patient = RetryPolicy(attempts=200, base_delay_s=0.01, max_delay_s=0.01)
+        call = asyncio.create_task(request("POST", f"http://127.0.0.1:{port}/x", json={}, retry=patient))
+        await asyncio.sleep(0)
+        async with serving(answer(200), port=port) as server:
+            assert (await call).status == 200
+            return len(server.requests)
+
+    assert asyncio.run(run()) == 1
+
+
+@pytest.mark.parametrize("size", [10, 5_000_000], ids=["small", "large"])
+def test_request_that_reached_one_of_our_servers_is_not_sent_twice(size: int) -> None:
+    async def run() -> None:
+        async with serving(None) as server:
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await request("POST", server.url, data=b"x" * size, retry=QUICK_CONNECT)
+            assert len(server.requests) == 1
+
+    asyncio.run(run())
+
+
+def test_large_request_refused_before_it_was_read_is_not_sent_twice() -> None:
+    async def run() -> int:
+        connections = 0
+
+        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await request("POST", url, data=b"x" * 50_000_000, retry=QUICK_CONNECT)
+        return connections
+
+    assert asyncio.run(run()) == 1
+
+
+def test_large_body_arrives_whole_on_every_try() -> None:
+    body = b"0123456789" * 300_000
+
+    async def run() -> None:
+        async with serving(None, answer(200)) as server:
+            await request("POST", server.url, data=body, retry=QUICK)
+            assert [sent.partition(b"\r\n\r\n")[2] for sent in server.requests] == [body, body]
+
+    asyncio.run(run())
+
+
+def test_request_on_a_kept_connection_that_breaks_is_not_sent_twice() -> None:
+    async def run() -> None:
+        async with serving(answer(200), None) as server:
+            assert (await request("POST", server.url, json={})).ok
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await request("POST", server.url, json={}, retry=QUICK_CONNECT)
+            assert len(server.requests) == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("broken", [None, CUT_OFF], ids=["gone", "cut"])
+def test_endpoint_that_breaks_off_is_asked_again(broken: bytes | None) -> None:
+    async def run() -> None:
+        async with serving(broken, broken, answer(200, b'{"a":1}')) as server:
+            response = await request("POST", server.url, json={}, retry=QUICK)
+            assert await response.json() == {"a": 1}
+            assert len(server.requests) == 3
+
+    asyncio.run(run())
+
+
+def test_answer_that_breaks_off_between_our_servers_is_an_error() -> None:
+    async def run() -> None:
+        async with serving(CUT_OFF) as server:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await request("POST", server.url, json={}, retry=QUICK_CONNECT)
+            assert len(server.requests) == 1
+
+    asyncio.run(run())
+
+
+def test_request_sends_json_headers_cookies_and_parameters() -> None:
+    async def run() -> bytes:
+        async with serving(answer(200)) as server:
+            await request(
+                "POST",
+                f"{server.url}/path",
+                json={"text": "é"},
+                headers={"X-Mine": "1"},
+                cookies={"a": "1", "b": "two words"},
+                params={"q": "x y"},
+            )
+            return server.requests[0]
+
+    head, _, body = asyncio.run(run()).partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0].startswith((b"POST /path?q=x+y ", b"POST /path?q=x%20y "))
+    assert {b"X-Mine: 1", b'Cookie: a=1; b="two words"', b"Content-Type: application/json"} <= set(lines)
+    assert orjson.loads(body) == {"text": "é"}
+
+
+def test_content_type_of_the_caller_stands_alone() -> None:
+    async def run() -> bytes:
+        async with serving(answer(200)) as server:
+            await request("POST", server.url, json={}, headers={"content-type": "application/x+json"})
+            return server.requests[0]
+
+    assert re.findall(rb"(?i)content-type: (.*)\r\n", asyncio.run(run())) == [b"application/x+json"]
+
+
+def test_answer_that_takes_too_long_is_a_timeout() -> None:
+    async def run() -> None:
+        never = asyncio.Event()
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await never.wait()
+            writer.close()
+
+        async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(TimeoutError):
+                await request("GET", f"http://127.0.0.1:{port}", timeout_s=0.05)
+            never.set()
+
+    asyncio.run(run())

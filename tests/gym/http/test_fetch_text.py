@@ -1,0 +1,63 @@
+import asyncio
+import re
+
+import pytest
+
+from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.http import fetch_text
+from tests.gym.http.raw_server import answer, serving
+from tests.support.commands import free_port
+
+
+def fetch_from(reply: bytes | None, **options: float) -> str:
+    async def run() -> str:
+        async with serving(reply) as server:
+            return await asyncio.to_thread(fetch_text, server.url, **options)
+
+    return asyncio.run(run())
+
+
+def test_text_of_a_page_comes_back() -> None:
+    assert fetch_from(answer(200, "grüße".encode())) == "grüße"
+
+
+def test_unreachable_head_server_is_one_error_that_says_where_and_what_to_do() -> None:
+    url = f"http://127.0.0.1:{free_port()}/global_config_dict_yaml"
+    with pytest.raises(HeadServerUnreachableError, match=re.escape(url)) as caught:
+        fetch_text(url)
+    assert "refused" in str(caught.value)
+    assert "ng_run" in str(caught.value)
+    assert "head_server.port" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [None, b"SSH-2.0-OpenSSH_9.6\r\n\r\n", answer(404), answer(200, b"\xff\xfe"), answer(200)[:-1]],
+    ids=["closes", "no http", "not found", "no text", "cut off"],
+)
+def test_whatever_else_listens_there_is_the_same_error(reply: bytes | None) -> None:
+    with pytest.raises(HeadServerUnreachableError, match=r"http://127\.0\.0\.1:\d+"):
+        fetch_from(reply)
+
+
+def test_server_that_never_answers_is_given_up() -> None:
+    async def run() -> None:
+        release = asyncio.Event()
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await release.wait()
+            writer.close()
+
+        async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(HeadServerUnreachableError, match="timed out"):
+                await asyncio.to_thread(fetch_text, url, timeout_s=0.05)
+            release.set()
+
+    asyncio.run(run())
+
+
+def test_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    assert fetch_from(answer(200, b"direct")) == "direct"

@@ -1,0 +1,225 @@
+import asyncio
+import logging
+from http.cookies import Morsel, SimpleCookie
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+
+from nemo_gym.errors import NeMoGymError
+from nemo_gym.http import (
+    FAILURE_KIND_HEADER,
+    FAILURE_SERVER_HEADER,
+    FAILURE_STATUS_HEADER,
+    ClientResponse,
+    EndpointError,
+    ServerCallError,
+    ServerUnreachableError,
+    cookie_header,
+    get_global_aiohttp_client,
+    get_response_json,
+    raise_for_status,
+)
+from tests.gym.http.raw_server import answer, serving
+
+
+def response(status: int = 200, body: bytes = b"{}", *headers: tuple[str, str]) -> ClientResponse:
+    return ClientResponse(status, headers, body, method="POST", url="http://127.0.0.1:1/x")
+
+
+def error_of(answer: ClientResponse) -> ServerCallError:
+    with pytest.raises(ServerCallError) as caught:
+        asyncio.run(raise_for_status(answer))
+    return caught.value
+
+
+def test_body_is_read_as_often_as_one_likes() -> None:
+    async def run() -> None:
+        answer = response(200, '{"a": "é"}'.encode())
+        for _ in range(2):
+            assert await answer.read() == '{"a": "é"}'.encode()
+            assert await answer.text() == '{"a": "é"}'
+            assert await answer.json() == await get_response_json(answer) == {"a": "é"}
+        assert await answer.content.read() == '{"a": "é"}'.encode()
+
+    asyncio.run(run())
+
+
+def test_content_is_read_in_pieces_and_then_is_at_its_end() -> None:
+    async def run() -> list[bytes]:
+        content = response(200, b"0123456789").content
+        return [await content.read(n) for n in (3, 0, 4, -1, -1, 5)]
+
+    assert asyncio.run(run()) == [b"012", b"", b"3456", b"789", b"", b""]
+
+
+def test_content_is_the_same_stream_each_time_it_is_asked_for() -> None:
+    async def run() -> bytes:
+        answer = response(200, b"0123")
+        return await answer.content.read(2) + await answer.content.read()
+
+    assert asyncio.run(run()) == b"0123"
+
+
+def test_text_that_is_not_utf8_can_be_read_all_the_same() -> None:
+    assert asyncio.run(response(200, b"caf\xe9").text()) == "caf\ufffd"
+    assert asyncio.run(response(200, b"caf\xe9").text("latin-1")) == "café"
+
+
+@pytest.mark.parametrize(
+    ("status", "ok"), [(200, True), (204, True), (302, True), (399, True), (400, False), (500, False)]
+)
+def test_ok_is_every_status_below_400(status: int, ok: bool) -> None:
+    assert response(status).ok is ok
+
+
+def test_headers_are_found_whatever_their_case() -> None:
+    answer = response(200, b"", ("x-one", "1"), ("X-Two", "2"))
+    assert (answer.headers["X-One"], answer.headers.get("x-two")) == ("1", "2")
+
+
+def test_response_works_in_code_written_for_aiohttp() -> None:
+    async def run() -> bytes:
+        async with response(200, b"x") as answer:
+            answer.raise_for_status()
+            answer.release()
+            answer.close()
+            return await answer.read()
+
+    assert asyncio.run(run()) == b"x"
+
+
+def test_error_carries_status_and_content() -> None:
+    error = error_of(response(422, b'{"detail":"no"}'))
+    assert (error.status, error.response_content) == (422, b'{"detail":"no"}')
+    assert isinstance(error, aiohttp.ClientResponseError) and isinstance(error, NeMoGymError)
+    assert str(error) == 'POST http://127.0.0.1:1/x: 422: {"detail":"no"}'
+
+
+def test_error_says_who_failed_first_and_how() -> None:
+    error = error_of(
+        response(
+            500,
+            b"",
+            (FAILURE_SERVER_HEADER, "policy_model"),
+            (FAILURE_STATUS_HEADER, "400"),
+            (FAILURE_KIND_HEADER, "data"),
+        )
+    )
+    assert (error.server, error.origin_status, error.kind, error.status) == (
+        "policy_model",
+        400,
+        "data",
+        500,
+    )
+    assert "policy_model answered 400" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "data"), (401, "data"), (404, "data"), (422, "data")]
+    + [(code, "infrastructure") for code in (408, 425, 429, 500, 502, 503, 504, 520)],
+)
+def test_kind_of_an_answer_that_does_not_say_follows_from_its_status(status: int, kind: str) -> None:
+    assert error_of(response(status)).kind == kind
+
+
+def test_error_shows_no_more_of_a_long_body_than_one_can_read() -> None:
+    error = error_of(response(500, b"x" * 1_000_000))
+    assert len(str(error)) < 3000
+    assert len(error.response_content) == 1_000_000
+
+
+def test_ok_answer_raises_nothing() -> None:
+    asyncio.run(raise_for_status(response(204, b"")))
+
+
+def test_answer_of_the_shared_client_raises_the_same_error() -> None:
+    async def run() -> ServerCallError:
+        async with serving(answer(418, b"teapot")) as server:
+            raw = await get_global_aiohttp_client().post(server.url)
+            with pytest.raises(ServerCallError) as caught:
+                await raise_for_status(raw)
+        return caught.value
+
+    error = asyncio.run(run())
+    assert (error.status, error.response_content) == (418, b"teapot")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ann:hush-hush@127.0.0.1:1/v1/responses", "http://127.0.0.1:1/v1?api_key=hush-hush"]
+)
+def test_credentials_in_a_url_are_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    answer = ClientResponse(500, (), b"broken", url=url)
+    error = EndpointError(answer)
+    try:
+        raise error
+    except EndpointError:
+        logging.getLogger("test").exception("failed: %s", error)
+    for text in (str(error), repr(error), repr(answer), caplog.text):
+        assert "hush-hush" not in text
+        assert "127.0.0.1:1" in text or text == caplog.text
+
+
+def test_unreachable_server_is_named() -> None:
+    error = ServerUnreachableError("policy_model", "no answer")
+    assert str(error) == "policy_model: no answer"
+    assert isinstance(error, aiohttp.ClientConnectionError) and isinstance(error, NeMoGymError)
+
+
+def set_by_server(**cookies: str) -> ClientResponse:
+    """An answer that sets cookies as an application of ours would."""
+    carrier = Response()
+    for name, value in cookies.items():
+        carrier.set_cookie(name, value, httponly=True, max_age=60)
+    headers = [(name.decode(), value.decode("latin-1")) for name, value in carrier.raw_headers]
+    return ClientResponse(200, headers, b"")
+
+
+def received_by_server(cookies: Any) -> dict[str, str]:
+    header = cookie_header(cookies)
+    assert header.isascii()  # anything else would be encoded differently on the two transports
+    return cookie_parser(header)
+
+
+def test_cookies_are_morsels_by_name_as_aiohttp_gives_them() -> None:
+    cookies = set_by_server(a="1", b="two words").cookies
+    assert isinstance(cookies, SimpleCookie)
+    assert {name: morsel.value for name, morsel in cookies.items()} == {"a": "1", "b": "two words"}
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=20))
+def test_any_cookie_that_a_server_sets_comes_back_as_it_was(value: str) -> None:
+    cookies = set_by_server(first="1", it=value).cookies
+    assert received_by_server(cookies) == {"first": "1", "it": value}
+    assert received_by_server(dict(cookies)) == {"first": "1", "it": value}
+    assert received_by_server({"first": "1", "it": cookies["it"].value}) == {"first": "1", "it": value}
+
+
+def test_cookie_with_unusual_characters_goes_back_as_the_server_spelt_it() -> None:
+    header = ("Set-Cookie", "route=a/b=c+d==@1; Path=/; Secure")
+    cookies = ClientResponse(200, [header], b"").cookies
+    assert cookie_header(cookies) == "route=a/b=c+d==@1"
+
+
+@pytest.mark.parametrize(
+    "header", ["", "=x", "novalue", 'broken="unterminated', "sp ace=1", "a[b]=1", "path=1"]
+)
+def test_cookie_that_cannot_be_read_hides_no_other(header: str) -> None:
+    answer = ClientResponse(200, [("Set-Cookie", header), ("Set-Cookie", "good=1")], b"")
+    assert answer.cookies["good"].value == "1"
+
+
+def test_the_last_of_two_cookies_with_one_name_counts() -> None:
+    answer = ClientResponse(200, [("Set-Cookie", "a=1"), ("set-cookie", "a=2; Path=/")], b"")
+    assert answer.cookies["a"].value == "2"
+
+
+def test_plain_texts_and_morsels_may_stand_side_by_side() -> None:
+    morsel: Morsel[str] = Morsel()
+    morsel.set("b", "two words", '"two words"')
+    assert received_by_server({"a": "x;y", "b": morsel}) == {"a": "x;y", "b": "two words"}

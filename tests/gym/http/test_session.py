@@ -1,0 +1,120 @@
+import asyncio
+import subprocess
+import sys
+
+import aiohttp
+import pytest
+
+from nemo_gym.http import (
+    GlobalAIOHTTPAsyncClientConfig,
+    close_global_aiohttp_client,
+    get_global_aiohttp_client,
+    request,
+)
+from tests.gym.http.raw_server import answer, serving
+from tests.support.commands import ROOT
+
+
+async def call() -> aiohttp.ClientSession:
+    """One real call; gives the client that made it."""
+    async with serving(answer(200)) as server:
+        assert (await request("POST", server.url, json={})).ok
+    return get_global_aiohttp_client()
+
+
+def test_client_is_shared_within_an_event_loop() -> None:
+    async def run() -> bool:
+        first, second = await asyncio.gather(call(), call())
+        return first is second is get_global_aiohttp_client()
+
+    assert asyncio.run(run())
+
+
+def test_client_is_closed_when_its_event_loop_ends() -> None:
+    first = asyncio.run(call())
+    assert first.closed
+
+
+def test_each_of_two_event_loops_has_a_client_of_its_own() -> None:
+    first, second = asyncio.run(call()), asyncio.run(call())
+    assert first is not second
+    assert first.closed and second.closed
+
+
+def test_closed_client_is_replaced_at_the_next_call() -> None:
+    async def run() -> None:
+        first = await call()
+        await close_global_aiohttp_client()
+        await close_global_aiohttp_client()
+        assert first.closed
+        second = await call()
+        assert second is not first and not second.closed
+
+    asyncio.run(run())
+
+
+def test_client_that_somebody_else_closed_is_replaced() -> None:
+    async def run() -> None:
+        await (await call()).close()
+        assert not (await call()).closed
+
+    asyncio.run(run())
+
+
+def test_client_keeps_no_cookies() -> None:
+    async def run() -> list[bytes]:
+        async with serving(answer(200, b"{}", "Set-Cookie: a=1; Path=/")) as server:
+            for _ in range(2):
+                await request("POST", server.url, json={})
+            return server.requests
+
+    assert not [sent for sent in asyncio.run(run()) if b"cookie" in sent.lower()]
+
+
+SCRIPT = """
+import asyncio, gc
+from nemo_gym.server_utils import (
+    GlobalAIOHTTPAsyncClientConfig, get_global_aiohttp_client, is_global_aiohttp_client_setup,
+    request, set_global_aiohttp_client,
+)
+
+async def serve(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
+    await writer.drain()
+    writer.close()
+
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    assert (await request("GET", url)).ok
+    if not is_global_aiohttp_client_setup():
+        set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig(global_aiohttp_connector_limit=7))
+        assert get_global_aiohttp_client().connector.limit == 7
+        assert is_global_aiohttp_client_setup()
+    assert get_global_aiohttp_client().connector.limit == 7
+    assert (await request("GET", url)).ok
+    server.close()
+    await server.wait_closed()
+
+asyncio.run(main())
+asyncio.run(main())
+gc.collect()
+"""
+
+
+def test_script_that_never_heard_of_the_client_ends_without_a_warning() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_pool_sizes_are_checked() -> None:
+    with pytest.raises(ValueError, match="global_aiohttp_connector_limit"):
+        GlobalAIOHTTPAsyncClientConfig.model_validate({"global_aiohttp_connector_limit": "many"})

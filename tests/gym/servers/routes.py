@@ -1,0 +1,390 @@
+"""Routes of every shape, for comparing the ways in which they can be called.
+
+A route whose name begins with `plain_` is one that needs no ASGI application, the others do.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import BackgroundTasks, Body, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    StreamingResponse,
+)
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator
+from starlette.background import BackgroundTask
+
+from tests.gym.servers.serving import new_app
+
+
+class Item(BaseModel):
+    name: str
+    price: float = 1.5
+    note: str | None = None
+
+
+class Aliased(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    long_name: str = Field(alias="longName")
+
+
+class Loose(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+class Priced(BaseModel):
+    name: str
+
+    @computed_field
+    def length(self) -> int:
+        return len(self.name)
+
+
+class Picky(BaseModel):
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _lower(cls, name: str) -> str:
+        if name == "trap":
+            raise KeyError("a bug in the validator")
+        if not name.islower():
+            raise ValueError("must be lower case")
+        return name
+
+
+class OddError(Exception):
+    pass
+
+
+class OddSyncError(Exception):
+    pass
+
+
+class HandlerFailsError(Exception):
+    pass
+
+
+SHARED = JSONResponse({"shared": True}, headers={"x-shared": "1"})
+
+
+class Tool:
+    async def __call__(self, body: Item) -> Item:
+        return body
+
+
+class SyncTool:
+    def __call__(self, body: Item) -> Item:
+        return body
+
+
+def asynchronous(function: Any) -> Any:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def forwarding(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def build(done: list[str] | None = None) -> FastAPI:
+    """The application; `done` collects what background tasks did."""
+    log = done if done is not None else []
+    app = new_app()
+
+    @app.post("/plain_item")
+    async def plain_item(body: Item) -> Item:
+        return body
+
+    @app.post("/plain_sync")
+    def plain_sync(body: Item) -> dict[str, Any]:
+        return {"off_the_loop": threading.current_thread() is not threading.main_thread(), "name": body.name}
+
+    @app.post("/plain_async_wrapper")
+    @asynchronous
+    def plain_async_wrapper(body: Item) -> Item:
+        return body
+
+    @app.post("/plain_sync_wrapper")
+    @forwarding
+    async def plain_sync_wrapper(body: Item) -> Item:
+        return body
+
+    @app.post("/plain_no_annotation")
+    async def plain_no_annotation(body: Item):  # type: ignore[no-untyped-def]
+        return {"it": body, "set": {1}, "none": None}
+
+    @app.post("/plain_dict")
+    async def plain_dict(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    @app.post("/plain_any")
+    async def plain_any(body: Any = Body()) -> Any:
+        return body
+
+    @app.post("/plain_optional")
+    async def plain_optional(body: Item | None = None) -> dict[str, bool]:
+        return {"given": body is not None}
+
+    @app.post("/plain_list")
+    async def plain_list(body: list[Item]) -> list[Item]:
+        return body
+
+    @app.post("/plain_nobody")
+    async def plain_nobody() -> str:
+        return "nobody"
+
+    @app.get("/plain_get")
+    async def plain_get() -> list[int]:
+        return [1, 2]
+
+    @app.post("/plain_request")
+    async def plain_request(request: Request, body: Item) -> dict[str, Any]:
+        again = await request.json()
+        return {
+            "same": again["name"] == body.name,
+            "path": request.url.path,
+            "method": request.method,
+            "header": request.headers.get("x-mine"),
+            "cookie": request.cookies.get("mine"),
+            "app": request.app is app,
+        }
+
+    @app.post("/plain_raw_request")
+    async def plain_raw_request(request: Request) -> dict[str, Any]:
+        return {"body": (await request.body()).decode("latin-1"), "state": hasattr(request.state, "x")}
+
+    @app.post("/plain_filtered", response_model=Item)
+    async def plain_filtered(body: Loose) -> Any:
+        return body
+
+    @app.post("/plain_filtered_dict", response_model=Item)
+    async def plain_filtered_dict(body: dict[str, Any]) -> Any:
+        return body
+
+    @app.post("/plain_exclude_none", response_model=Item, response_model_exclude_none=True)
+    async def plain_exclude_none(body: Item) -> Any:
+        return body
+
+    @app.post("/plain_exclude_unset", response_model=Item, response_model_exclude_unset=True)
+    async def plain_exclude_unset(body: Item) -> Any:
+        return body
+
+    @app.post("/plain_exclude_defaults", response_model=Item, response_model_exclude_defaults=True)
+    async def plain_exclude_defaults(body: Item) -> Any:
+        return body
+
+    @app.post("/plain_include", response_model=Item, response_model_include={"name"})
+    async def plain_include(body: Item) -> Any:
+        return body
+
+    @app.post("/plain_exclude", response_model=Item, response_model_exclude={"name"})
+    async def plain_exclude(body: Item) -> Any:
+        return body
+
+    @app.post("/plain_alias")
+    async def plain_alias(body: Item) -> Aliased:
+        return Aliased(long_name=body.name)
+
+    @app.post("/plain_by_name", response_model_by_alias=False)
+    async def plain_by_name(body: Aliased) -> Aliased:
+        return body
+
+    @app.post("/plain_computed")
+    async def plain_computed(body: Item) -> Priced:
+        return Priced(name=body.name)
+
+    @app.post("/plain_loose")
+    async def plain_loose(body: Loose) -> Loose:
+        return body
+
+    @app.post("/plain_created", status_code=201)
+    async def plain_created(body: Item) -> Item:
+        return body
+
+    @app.post("/plain_no_model", response_model=None)
+    async def plain_no_model(body: Loose) -> Loose:
+        return body
+
+    @app.post("/plain_none")
+    async def plain_none(body: Item) -> None:
+        return None
+
+    @app.post("/plain_response_param")
+    async def plain_response_param(body: Item, response: Response) -> Item:
+        response.set_cookie("mine", "some thing")
+        response.set_cookie("other", "1")
+        response.headers["x-mine"] = "1"
+        response.status_code = 202
+        return body
+
+    @app.post("/plain_response_param_unused")
+    async def plain_response_param_unused(body: Item, response: Response) -> Item:
+        return body
+
+    @app.post("/plain_becomes_204")
+    async def plain_becomes_204(body: Item, response: Response) -> Item | None:
+        response.status_code = 204
+        return None
+
+    @app.post("/plain_json_response")
+    async def plain_json_response(body: Item) -> JSONResponse:
+        return JSONResponse({"own": body.name}, status_code=203, headers={"x-mine": "1"})
+
+    @app.post("/plain_text_response")
+    async def plain_text_response(body: Item) -> Response:
+        return PlainTextResponse(body.name)
+
+    @app.post("/plain_empty_response")
+    async def plain_empty_response(body: Item) -> Response:
+        return Response(status_code=204)
+
+    @app.post("/plain_redirect")
+    async def plain_redirect(body: Item) -> Response:
+        return RedirectResponse("/elsewhere", status_code=303)
+
+    @app.post("/plain_own_error_response")
+    async def plain_own_error_response(body: Item) -> Response:
+        return JSONResponse({"why": "not here"}, status_code=404)
+
+    @app.post("/plain_shared_response")
+    async def plain_shared_response(body: Item) -> Response:
+        return SHARED
+
+    @app.post("/plain_stream")
+    async def plain_stream(body: Item) -> StreamingResponse:
+        async def parts() -> AsyncIterator[str]:
+            for letter in body.name:
+                yield letter
+
+        return StreamingResponse(parts(), media_type="text/x-letters")
+
+    @app.post("/plain_http_exception")
+    async def plain_http_exception(body: Item) -> Item:
+        raise HTTPException(418, {"why": body.name}, headers={"x-tea": "pot"})
+
+    @app.post("/plain_http_exception_503")
+    async def plain_http_exception_503(body: Item) -> Item:
+        raise HTTPException(503, "closed")
+
+    @app.post("/plain_odd")
+    async def plain_odd(body: Item) -> Item:
+        raise OddError(body.name)
+
+    @app.post("/plain_odd_sync")
+    def plain_odd_sync(body: Item) -> Item:
+        raise OddSyncError(body.name)
+
+    @app.post("/plain_handler_fails")
+    async def plain_handler_fails(body: Item) -> Item:
+        raise HandlerFailsError
+
+    @app.post("/plain_bug")
+    async def plain_bug(body: Item) -> Item:
+        raise RuntimeError(f"bug with {body.name}")
+
+    @app.post("/plain_wrong_answer", response_model=Item)
+    async def plain_wrong_answer(body: Item) -> Any:
+        return {"price": "much"}
+
+    @app.post("/plain_nan_model")
+    async def plain_nan_model(body: Item) -> Item:
+        return Item(name="x", price=math.nan)
+
+    @app.post("/plain_nan_dict")
+    async def plain_nan_dict(body: Item) -> dict[str, float]:
+        return {"a": math.inf}
+
+    @app.post("/plain_nan_no_model")
+    async def plain_nan_no_model(body: Item):  # type: ignore[no-untyped-def]
+        return {"a": math.nan}
+
+    @app.post("/plain_picky")
+    async def plain_picky(body: Picky) -> Picky:
+        return body
+
+    @app.post("/plain_background")
+    async def plain_background(body: Item) -> JSONResponse:
+        return JSONResponse({}, background=BackgroundTask(log.append, "response"))
+
+    @app.post("/plain_background_fails")
+    async def plain_background_fails(body: Item) -> JSONResponse:
+        def fail() -> None:
+            raise RuntimeError("in the background")
+
+        return JSONResponse({"answer": 1}, background=BackgroundTask(fail))
+
+    @app.post("/background")
+    async def background(body: Item, tasks: BackgroundTasks) -> Item:
+        tasks.add_task(log.append, "parameter")
+        return body
+
+    app.post("/callable")(Tool())
+    app.post("/sync_callable")(SyncTool())
+    app.post("/partial")(functools.partial(plain_item))
+
+    @app.post("/depends")
+    async def depends(body: Item, extra: Annotated[str, Depends(lambda: "solved")]) -> dict[str, str]:
+        return {"name": body.name, "extra": extra}
+
+    @app.post("/route_depends", dependencies=[Depends(lambda: None)])
+    async def route_depends(body: Item) -> Item:
+        return body
+
+    @app.post("/query")
+    async def query(body: Item, limit: int = 3) -> int:
+        return limit
+
+    @app.post("/header")
+    async def header(x_mine: Annotated[str, Header()] = "none") -> str:
+        return x_mine
+
+    @app.post("/path/{number}")
+    async def path(number: int, body: Item) -> int:
+        return number
+
+    @app.post("/two_bodies")
+    async def two_bodies(first: Item, second: Item) -> str:
+        return first.name + second.name
+
+    @app.post("/embedded")
+    async def embedded(body: Item = Body(embed=True)) -> Item:
+        return body
+
+    @app.post("/html", response_class=HTMLResponse)
+    async def html(body: Item) -> str:
+        return f"<p>{body.name}</p>"
+
+    @app.post("/no_content", status_code=204)
+    async def no_content(body: Item) -> None:
+        return None
+
+    @app.exception_handler(OddError)
+    async def odd(request: Request, error: OddError) -> Response:
+        return JSONResponse({"odd": str(error), "path": request.url.path}, status_code=409)
+
+    @app.exception_handler(OddSyncError)
+    def odd_sync(request: Request, error: OddSyncError) -> Response:
+        return PlainTextResponse(f"odd {error}", status_code=400, headers={"x-odd": "1"})
+
+    @app.exception_handler(HandlerFailsError)
+    async def handler_fails(request: Request, error: HandlerFailsError) -> Response:
+        raise RuntimeError("the handler failed")
+
+    return app

@@ -1,0 +1,72 @@
+"""An application of a test's own, hosted as a server; called in this process and over HTTP."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from nemo_gym.client import ServerClient, session_cookie_name
+from nemo_gym.http import ClientResponse
+from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.serve import uvicorn_config
+from nemo_gym.servers.sessions import SessionMiddleware, SessionStore
+
+
+def new_app(name: str = "it", **options: Any) -> FastAPI:
+    """An empty application with sessions, as the base classes set it up."""
+    app = FastAPI(**options)
+    app.add_middleware(SessionMiddleware, store=SessionStore(session_cookie_name(name)))
+    return app
+
+
+def local_client(**servers: HostedServer) -> ServerClient:
+    return ServerClient(local_servers=servers)
+
+
+def post(app: FastAPI, path: str, **options: Any) -> ClientResponse:
+    """One call of an application that is hosted in this process."""
+    return asyncio.run(local_client(it=HostedServer("it", app)).post("it", path, **options))
+
+
+@contextmanager
+def served(server: HostedServer) -> Iterator[str]:
+    """Serve over HTTP on a free port, from a thread; gives the base URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        runner = _Server(uvicorn_config(server, "127.0.0.1", port))
+        thread = threading.Thread(target=runner.run, args=([listener],))
+        thread.start()
+        try:
+            assert runner.is_ready.wait(10)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            runner.should_exit = True
+            thread.join(10)
+
+
+def served_config(name: str, url: str, **block: Any) -> dict[str, Any]:
+    """What a configuration says of a server that listens there."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    return {name: {"resources_servers": {name: {"host": host, "port": int(port), **block}}}}
+
+
+def over_both(app_factory: Callable[[], FastAPI]) -> Iterator[ServerClient]:
+    """The same application by the name `it`: first called in this process, then over HTTP."""
+    yield local_client(it=HostedServer("it", app_factory()))
+    with served(HostedServer("it", app_factory())) as url:
+        yield ServerClient(global_config_dict=served_config("it", url))
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_ready = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_ready.set()

@@ -1,0 +1,189 @@
+"""A failure keeps its cause on the way up: model endpoint, model server, agent, collector."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fastapi import HTTPException
+
+from nemo_gym.base_resources_server import BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.http import ClientResponse, ServerCallError, raise_for_status
+from responses_api_agents.simple_agent.app import SimpleAgent
+from responses_api_models.openai_model.app import OpenAIModel
+from scripts.scripted_endpoint import Script, ScriptedEndpoint, function_call, message, tool_outputs
+from tests.gym.servers.kinds import World, with_tools
+from tests.gym.servers.serving import new_app, post
+from tests.support.commands import free_port
+
+ROW = {"responses_create_params": {"input": "hello"}, "task": 7}
+
+
+class Environment(SimpleResourcesServer):
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+        return body.model_dump(exclude_unset=True) | {"reward": 1.0}
+
+
+class BrokenEnvironment(SimpleResourcesServer):
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+        raise LookupError("no key for task 7")
+
+
+def run_row(script: Script, environment: type[SimpleResourcesServer] = Environment) -> ClientResponse:
+    with ScriptedEndpoint(script) as endpoint:
+        return run_row_at(endpoint.base_url, environment)
+
+
+def run_row_at(base_url: str, environment: type[SimpleResourcesServer] = Environment) -> ClientResponse:
+    world = World()
+    world.add("tools", environment)
+    world.add(
+        "policy_model", OpenAIModel, openai_base_url=base_url, openai_api_key="sk-hush", openai_model="m"
+    )
+    world.add(
+        "agent",
+        SimpleAgent,
+        resources_server={"type": "resources_servers", "name": "tools"},
+        model_server={"type": "responses_api_models", "name": "policy_model"},
+    )
+    return asyncio.run(world.client.post("agent", "/run", json=ROW))
+
+
+def cause_of(answer: ClientResponse) -> tuple[int, str, int, str]:
+    with pytest.raises(ServerCallError) as caught:
+        asyncio.run(raise_for_status(answer))
+    error = caught.value
+    return error.status, error.server, error.origin_status, error.kind
+
+
+def answering(status: int, **headers: str) -> Script:
+    return lambda request: web.Response(status=status, text='{"error": "because"}', headers=headers)
+
+
+def test_rollout_without_a_failure_names_no_cause() -> None:
+    answer = run_row(lambda request: [message("hi")])
+    assert answer.status == 200
+    assert not [name for name in answer.headers if name.lower().startswith("x-nemo-gym-failure")]
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_refusal_of_the_endpoint_is_data_and_not_the_agents_fault(status: int) -> None:
+    answer = run_row(answering(status))
+    assert cause_of(answer) == (500, "policy_model", status, "data")
+    assert "because" in asyncio.run(answer.text())
+
+
+def test_failure_of_the_endpoint_is_infrastructure() -> None:
+    answer = run_row(answering(503, **{"Retry-After": "0.01"}))
+    assert cause_of(answer) == (500, "policy_model", 503, "infrastructure")
+
+
+def test_endpoint_that_is_not_there_is_infrastructure() -> None:
+    answer = run_row_at(f"http://127.0.0.1:{free_port()}/v1")
+    status, server, _, kind = cause_of(answer)
+    assert (status, server, kind) == (500, "policy_model", "infrastructure")
+
+
+def test_endpoint_that_answers_no_json_is_infrastructure() -> None:
+    answer = run_row(lambda request: web.Response(text="<html>busy</html>"))
+    assert cause_of(answer) == (500, "policy_model", 502, "infrastructure")
+    assert "<html>busy" in asyncio.run(answer.text())
+
+
+def test_exception_of_an_environment_is_data_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    answer = run_row(lambda request: [message("hi")], BrokenEnvironment)
+    assert cause_of(answer) == (500, "tools", 500, "data")
+    assert "no key for task 7" in asyncio.run(answer.text())
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage() == "tools: LookupError('no key for task 7')"
+    assert record.exc_info and record.exc_info[0] is LookupError
+    assert "raise LookupError" in caplog.text
+
+
+def test_exception_of_a_tool_is_for_the_model_to_see_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(body: dict[str, Any]) -> None:
+        raise LookupError("no such shelf")
+
+    def script(request: dict[str, Any]) -> list[dict[str, Any]]:
+        outputs = tool_outputs(request)
+        return [message(outputs[0])] if outputs else [function_call("broken")]
+
+    answer = run_row(script, with_tools(Environment, broken=broken))
+    assert answer.status == 200
+    rollout = asyncio.run(answer.json())
+    assert rollout["response"]["output"][1]["output"] == "\"LookupError('no such shelf')\""
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "tools: LookupError('no such shelf')"
+    ]
+
+
+def test_row_that_the_verifier_cannot_read_is_data() -> None:
+    class Strict(SimpleResourcesServer):
+        async def verify(self, body: StrictRequest) -> dict[str, Any]:  # type: ignore[override]
+            return {"reward": 1.0}
+
+    answer = run_row(lambda request: [message("hi")], Strict)
+    assert cause_of(answer) == (500, "tools", 422, "data")
+    assert "wanted" in asyncio.run(answer.text())
+
+
+class StrictRequest(BaseVerifyRequest):
+    wanted: str
+
+
+def test_secret_is_in_no_answer_and_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    answers = [
+        run_row(answering(401)),
+        run_row(lambda request: web.Response(text="no json")),
+        run_row_at(f"http://127.0.0.1:{free_port()}/v1"),
+    ]
+    for answer in answers:
+        assert answer.status == 500
+        assert "sk-hush" not in asyncio.run(answer.text())
+    assert "sk-hush" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("late")])
+def test_connection_trouble_inside_an_endpoint_is_infrastructure(error: Exception) -> None:
+    app = new_app()
+
+    async def call(body: dict[str, Any]) -> None:
+        raise error
+
+    app.post("/call")(call)
+    assert cause_of(post(app, "/call", json={})) == (500, "it", 500, "infrastructure")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "data"), (422, "data"), (500, "data"), (429, "infrastructure"), (503, "infrastructure")],
+)
+@pytest.mark.parametrize("query", ["", "?through=the-application"])
+def test_error_status_that_an_endpoint_chooses_names_its_cause(status: int, kind: str, query: str) -> None:
+    app = new_app()
+
+    async def refuse(body: dict[str, Any]) -> None:
+        raise HTTPException(status, "no")
+
+    app.post("/refuse")(refuse)
+    assert cause_of(post(app, f"/refuse{query}", json={})) == (status, "it", status, kind)
+
+
+def test_failing_handler_is_an_answer_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    app = new_app()
+
+    async def fail(body: dict[str, Any]) -> None:
+        raise KeyError("first")
+
+    @app.exception_handler(KeyError)
+    async def handle(request: Any, error: KeyError) -> None:
+        raise RuntimeError("second")
+
+    app.post("/fail")(fail)
+    answer = post(app, "/fail", json={})
+    assert cause_of(answer) == (500, "it", 500, "data")
+    assert [record.getMessage() for record in caplog.records] == ["it: RuntimeError('second')"]

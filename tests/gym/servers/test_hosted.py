@@ -1,0 +1,228 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.background import BackgroundTask
+
+from nemo_gym.client import ServerClient
+from nemo_gym.http import ServerUnreachableError
+from nemo_gym.servers.hosted import HostedServer
+from tests.gym.servers.serving import local_client, new_app, over_both, post, served, served_config
+
+
+def test_neither_side_can_change_what_the_other_holds() -> None:
+    app = new_app()
+    seen: list[dict[str, Any]] = []
+    state = {"list": [1]}
+
+    async def change(body: dict[str, Any]) -> dict[str, Any]:
+        seen.append(body)
+        body["list"].append("callee")
+        return state
+
+    app.post("/change")(change)
+    sent = {"list": [0]}
+
+    async def run() -> None:
+        client = local_client(it=HostedServer("it", app))
+        answer = await client.post("it", "/change", json=sent)
+        assert sent == {"list": [0]}
+        got = await answer.json()
+        got["list"].append("caller")
+        sent["list"].append("later")
+        assert state == {"list": [1]}
+        assert seen == [{"list": [0, "callee"]}]
+        assert await answer.json() == {"list": [1]}
+
+    asyncio.run(run())
+
+
+def test_own_middleware_sees_every_request() -> None:
+    app = new_app()
+    paths: list[str] = []
+
+    @app.middleware("http")
+    async def watch(request: Request, call_next: Any) -> Response:
+        paths.append(request.url.path)
+        response: Response = await call_next(request)
+        response.headers["x-watched"] = "1"
+        return response
+
+    async def echo(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    app.post("/echo")(echo)
+    answer = post(app, "/echo", json={"a": 1})
+    assert (paths, answer.headers["x-watched"]) == (["/echo"], "1")
+
+
+def test_application_without_sessions_can_be_hosted() -> None:
+    app = FastAPI()
+
+    async def echo(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    app.post("/echo")(echo)
+    answer = post(app, "/echo", json={"a": 1})
+    assert (answer.status, answer._body, len(answer.cookies)) == (200, b'{"a":1}', 0)
+
+
+def stateful() -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        yield {"opened": "yes"}
+
+    app = new_app(lifespan=lifespan)
+
+    async def direct(request: Request) -> str:
+        return str(request.state.opened)
+
+    async def through(request: Request, _: None = Depends(lambda: None)) -> str:
+        return str(request.state.opened)
+
+    app.post("/direct")(direct)
+    app.post("/through")(through)
+    return app
+
+
+def test_what_the_lifespan_gives_is_on_every_request() -> None:
+    async def local() -> list[str]:
+        server = HostedServer("it", stateful())
+        async with server.lifespan():
+            return await ask(local_client(it=server))
+
+    async def ask(client: ServerClient) -> list[str]:
+        return [await (await client.post("it", path)).json() for path in ("/direct", "/through")]
+
+    assert asyncio.run(local()) == ["yes", "yes"]
+    with served(HostedServer("it", stateful())) as url:
+        client = ServerClient(global_config_dict=served_config("it", url))
+        assert asyncio.run(ask(client)) == ["yes", "yes"]
+
+
+def streaming() -> FastAPI:
+    app = new_app()
+
+    async def parts(fail: bool) -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield b"%d," % number
+        if fail:
+            raise RuntimeError("the stream broke")
+
+    async def direct(body: dict[str, bool]) -> StreamingResponse:
+        return StreamingResponse(parts(body["fail"]))
+
+    async def through(body: dict[str, bool], _: None = Depends(lambda: None)) -> StreamingResponse:
+        return StreamingResponse(parts(body["fail"]))
+
+    app.post("/direct")(direct)
+    app.post("/through")(through)
+    return app
+
+
+@pytest.mark.parametrize("path", ["/direct", "/through"])
+def test_stream_arrives_whole_or_is_an_error_on_both_transports(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(client: ServerClient) -> bytes:
+        whole = await client.post("it", path, json={"fail": False})
+        with pytest.raises(ServerUnreachableError, match="it: "):
+            await client.post("it", path, json={"fail": True})
+        return await whole.read()
+
+    for client in over_both(streaming):
+        caplog.clear()
+        assert asyncio.run(run(client)) == b"0,1,2,"
+        logged = [record for record in caplog.records if record.exc_info]
+        assert [record.getMessage() for record in logged] == ["it: RuntimeError('the stream broke')"]
+
+
+def test_answer_over_http_does_not_wait_for_its_background_task() -> None:
+    answered = threading.Event()
+    waited: list[bool] = []
+
+    def app() -> FastAPI:
+        it = new_app()
+
+        async def start(body: dict[str, Any]) -> JSONResponse:
+            return JSONResponse({}, background=BackgroundTask(lambda: waited.append(answered.wait(10))))
+
+        it.post("/start")(start)
+        return it
+
+    with served(HostedServer("it", app())) as url:
+        client = ServerClient(global_config_dict=served_config("it", url))
+        assert asyncio.run(client.post("it", "/start", json={})).ok
+        answered.set()
+    assert waited == [True]
+
+
+@pytest.mark.parametrize("size", [100_000, 5_000_000])
+def test_large_body_goes_both_ways_on_both_transports(size: int) -> None:
+    def app() -> FastAPI:
+        it = new_app()
+
+        async def double(body: dict[str, str]) -> dict[str, str]:
+            return {"text": body["text"] * 2}
+
+        it.post("/double")(double)
+        return it
+
+    for client in over_both(app):
+        answer = asyncio.run(client.post("it", "/double", json={"text": "é" * size}))
+        assert asyncio.run(answer.json()) == {"text": "é" * (2 * size)}
+
+
+def test_thousand_concurrent_calls_each_get_their_own_answer() -> None:
+    app = new_app()
+    gate = asyncio.Event()
+    inside = 0
+
+    async def wait(body: dict[str, int]) -> dict[str, int]:
+        nonlocal inside
+        inside += 1
+        if inside == 1000:
+            gate.set()
+        await gate.wait()
+        return body
+
+    app.post("/wait")(wait)
+
+    async def run() -> list[Any]:
+        client = local_client(it=HostedServer("it", app))
+        calls = [client.post("it", "/wait", json={"n": number}) for number in range(1000)]
+        return [await answer.json() for answer in await asyncio.gather(*calls)]
+
+    assert asyncio.run(run()) == [{"n": number} for number in range(1000)]
+
+
+def test_caller_that_gives_up_cancels_the_endpoint_and_leaves_no_session_in_use() -> None:
+    app = new_app()
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(body: dict[str, Any]) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    app.post("/hang")(hang)
+
+    async def run() -> None:
+        server = HostedServer("it", app)
+        call = asyncio.create_task(local_client(it=server).post("it", "/hang", json={}))
+        await started.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert cancelled.is_set()
+        assert not server.sessions._in_use
+
+    asyncio.run(run())

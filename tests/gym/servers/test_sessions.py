@@ -1,0 +1,221 @@
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI, Request
+
+from nemo_gym.client import ServerClient
+from nemo_gym.http import ClientResponse
+from nemo_gym.server_utils import SESSION_ID_KEY
+from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.sessions import SessionStore
+from tests.gym.servers.serving import local_client, new_app
+
+ID = "0123456789abcdef" * 2
+
+
+def note_app() -> FastAPI:
+    """Notes kept in the session, on a route that is called directly and on one that is not."""
+    app = new_app()
+
+    async def put(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        request.session.update(body)
+        return dict(request.session)
+
+    async def put_by_asgi(
+        request: Request, body: dict[str, Any], _: None = Depends(lambda: None)
+    ) -> dict[str, Any]:
+        return await put(request, body)
+
+    async def clear(request: Request) -> dict[str, Any]:
+        request.session.clear()
+        return dict(request.session)
+
+    app.post("/put")(put)
+    app.post("/put_by_asgi")(put_by_asgi)
+    app.post("/clear")(clear)
+    return app
+
+
+class Caller:
+    """A caller who sends back the cookies he is given."""
+
+    def __init__(self, client: ServerClient) -> None:
+        self.client = client
+        self.cookies: dict[str, Any] = {}
+
+    async def post(self, path: str, json: Any = None) -> Any:
+        answer = await self.client.post("it", path, json=json, cookies=self.cookies)
+        assert answer.ok, await answer.text()
+        self.cookies.update(answer.cookies)
+        return await answer.json()
+
+
+@pytest.mark.parametrize("path", ["/put", "/put_by_asgi"])
+def test_two_callers_never_see_each_others_session(path: str) -> None:
+    async def run() -> None:
+        client = local_client(it=HostedServer("it", note_app()))
+        ann, bob = Caller(client), Caller(client)
+        await asyncio.gather(ann.post(path, {"who": "ann"}), bob.post(path, {"who": "bob"}))
+        first, second = await asyncio.gather(ann.post(path, {}), bob.post(path, {}))
+        assert (first["who"], second["who"]) == ("ann", "bob")
+        assert first[SESSION_ID_KEY] != second[SESSION_ID_KEY]
+
+    asyncio.run(run())
+
+
+def test_content_is_there_on_the_next_request_whichever_way_it_goes() -> None:
+    async def run() -> Any:
+        caller = Caller(local_client(it=HostedServer("it", note_app())))
+        await caller.post("/put", {"a": 1})
+        await caller.post("/put_by_asgi", {"b": [2]})
+        return await caller.post("/put", {})
+
+    notes = asyncio.run(run())
+    assert (notes["a"], notes["b"]) == (1, [2])
+
+
+def test_session_that_an_endpoint_clears_keeps_its_id() -> None:
+    async def run() -> tuple[Any, Any]:
+        caller = Caller(local_client(it=HostedServer("it", note_app())))
+        before = await caller.post("/put", {"a": 1})
+        assert await caller.post("/clear") == {}
+        return before, await caller.post("/put", {})
+
+    before, after = asyncio.run(run())
+    assert after == {SESSION_ID_KEY: before[SESSION_ID_KEY]}
+
+
+def test_cookie_stands_on_every_answer() -> None:
+    app = note_app()
+
+    async def fail(body: dict[str, Any]) -> None:
+        raise RuntimeError("no")
+
+    async def fail_by_asgi(_: None = Depends(lambda: None)) -> None:
+        raise RuntimeError("no")
+
+    app.post("/fail")(fail)
+    app.post("/fail_by_asgi")(fail_by_asgi)
+
+    async def run() -> list[ClientResponse]:
+        client = local_client(it=HostedServer("it", app))
+        return [
+            await client.post("it", path, json={}, cookies={"ng_session_it": ID})
+            for path in ("/put", "/put_by_asgi", "/fail", "/fail_by_asgi", "/made_up")
+        ] + [await client.post("it", "/put", json=[], cookies={"ng_session_it": ID})]
+
+    answers = asyncio.run(run())
+    assert [answer.status for answer in answers] == [200, 200, 500, 500, 404, 422]
+    for answer in answers:
+        assert answer.cookies["ng_session_it"].value == ID
+
+
+@pytest.mark.parametrize(
+    "foreign", ["", "abc", "../../etc", ID.upper(), ID + "0", f"x{ID}", f"w{ID}", ID + "\n"]
+)
+def test_id_that_is_not_one_of_ours_is_replaced(foreign: str) -> None:
+    session = SessionStore("c").open(foreign)
+    assert re.fullmatch(r"[0-9a-f]{32}", session.id)
+    assert session[SESSION_ID_KEY] == session.id
+
+
+def test_id_of_ours_is_kept_though_nothing_was_stored_under_it() -> None:
+    store = SessionStore("c")
+    store.close(store.open(ID))
+    assert store.open(ID).id == ID
+
+
+def test_concurrent_requests_of_a_caller_share_one_dictionary() -> None:
+    store = SessionStore("c")
+    first, second = store.open(ID), store.open(ID)
+    assert first is second
+    store.close(first)
+    assert store.open(ID) is second
+
+
+def test_concurrent_requests_share_one_dictionary_though_one_clears_it() -> None:
+    store = SessionStore("c")
+    first = store.open(ID)
+    first.clear()
+    second = store.open(ID)
+    assert second is first
+    assert second[SESSION_ID_KEY] == ID
+    second["a"] = 1
+    store.close(first)
+    store.close(second)
+    assert store.open(ID)["a"] == 1
+
+
+def test_concurrent_requests_keep_what_each_wrote_whoever_ends_first() -> None:
+    store = SessionStore("c")
+    first, second = store.open(ID), store.open(ID)
+    first["a"] = 1
+    store.close(first)
+    second["b"] = 2
+    store.close(second)
+    assert store.open(ID) == {SESSION_ID_KEY: ID, "a": 1, "b": 2}
+
+
+def stored(store: SessionStore) -> int:
+    return len(store._in_use) + len(store._kept)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_session_with_nothing_but_its_id_costs_no_memory_after_the_request(emptied: bool) -> None:
+    store = SessionStore("c")
+    for _ in range(100):
+        session = store.open(None)
+        if emptied:
+            session.clear()
+        store.close(session)
+    assert stored(store) == 0
+
+
+def test_session_that_loses_its_content_costs_no_memory_any_more() -> None:
+    store = SessionStore("c")
+    session = store.open(ID)
+    session["a"] = 1
+    store.close(session)
+    assert stored(store) == 1
+    session = store.open(ID)
+    del session["a"]
+    store.close(session)
+    assert stored(store) == 0
+
+
+def test_beyond_the_capacity_the_longest_unused_session_goes() -> None:
+    store = SessionStore("c", capacity=2)
+    for number in (1, 2):
+        session = store.open(f"{number:032x}")
+        session["n"] = number
+        store.close(session)
+    store.close(store.open(f"{1:032x}"))  # used again: the other one is the older now
+    third = store.open(f"{3:032x}")
+    third["n"] = 3
+    store.close(third)
+    assert [store.open(f"{number:032x}").get("n") for number in (1, 2, 3)] == [1, None, 3]
+
+
+def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
+    store = SessionStore("c", capacity=1)
+    held = store.open(ID)
+    held["a"] = 1
+    for _ in range(3):
+        other = store.open(None)
+        other["b"] = 1
+        store.close(other)
+    assert store.open(ID) is held
+
+
+def test_worker_marks_the_sessions_it_begins_and_takes_those_of_others() -> None:
+    store = SessionStore("c", worker=3)
+    assert re.fullmatch(r"3w[0-9a-f]{32}", store.open(None).id)
+    assert store.open(f"1w{ID}").id == f"1w{ID}"
+
+
+def test_cookie_of_another_server_is_not_taken_for_its_own() -> None:
+    store = SessionStore("ng_session_a")
+    assert store.id_in(f"ng_session_ab={ID}") is None
+    assert store.id_in(f"x=1; ng_session_a={ID}; y=2") == ID

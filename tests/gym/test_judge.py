@@ -1,0 +1,206 @@
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, HTTPException, Request
+
+from nemo_gym.base_resources_server import BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.http import ClientResponse
+from nemo_gym.judge import JudgeError, call_judge, judge_failsafe, reraise_judge_errors
+from nemo_gym.openai_utils import (
+    NeMoGymChatCompletion,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from scripts.scripted_endpoint import message
+from tests.gym.servers.kinds import World
+
+ROW = {
+    "responses_create_params": {"input": "q"},
+    "response": {"output": [message("a")]},
+    "task": {"deep": [1, None, "ü"], "big": 2**80},
+}
+
+
+class Judge(SimpleResponsesAPIModel):
+    async def responses(  # type: ignore[override]
+        self, body: NeMoGymResponseCreateParamsNonStreaming
+    ) -> dict[str, Any]:
+        return {"output": [message(f"you said {body.input}")]}
+
+    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "chat"}}]}
+
+
+class DeafJudge(SimpleResponsesAPIModel):
+    async def responses(  # type: ignore[override]
+        self, body: NeMoGymResponseCreateParamsNonStreaming
+    ) -> dict[str, Any]:
+        raise HTTPException(503, "the judge is asleep")
+
+
+class Rambler(SimpleResponsesAPIModel):
+    async def responses(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        return {"no": "output"}
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.post("/v1/responses")(self.responses)
+        return app
+
+
+def ask(judge: type[SimpleResponsesAPIModel], *args: Any, **options: Any) -> Any:
+    world = World()
+    world.add("judge", judge)
+    return asyncio.run(call_judge(world.client, "judge", {"input": "x"}, *args, **options))
+
+
+def test_answer_of_the_judge_is_a_response() -> None:
+    answer = ask(Judge)
+    assert isinstance(answer, NeMoGymResponse)
+    assert answer.output_text == "you said x"
+
+
+def test_judge_can_be_asked_in_another_format() -> None:
+    answer = ask(Judge, NeMoGymChatCompletion, url_path="/v1/chat/completions")
+    assert answer.choices[0].message.content == "chat"
+
+
+@pytest.mark.parametrize("judge", [DeafJudge, Rambler])
+def test_judge_that_gives_no_answer_is_a_judge_error(judge: type[SimpleResponsesAPIModel]) -> None:
+    with pytest.raises(JudgeError) as caught:
+        ask(judge)
+    assert caught.value.__cause__ is not None
+
+
+def test_judge_error_says_what_happened() -> None:
+    with pytest.raises(JudgeError, match=r"503.*the judge is asleep"):
+        ask(DeafJudge)
+
+
+def test_judge_that_does_not_exist_is_a_judge_error() -> None:
+    with pytest.raises(JudgeError, match="no server is named 'judge'"):
+        asyncio.run(call_judge(World().client, "judge", {"input": "x"}))
+
+
+def test_judge_error_passes_as_it_is() -> None:
+    original = JudgeError("first")
+
+    async def fail() -> None:
+        raise original
+
+    with pytest.raises(JudgeError) as caught:
+        asyncio.run(reraise_judge_errors(fail()))
+    assert caught.value is original
+
+
+def test_cancellation_is_no_judge_error() -> None:
+    async def run() -> None:
+        call = asyncio.create_task(reraise_judge_errors(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await call
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+
+
+class AsyncVerifier(SimpleResourcesServer):
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+        raise JudgeError("no verdict")
+
+
+class SyncVerifier(SimpleResourcesServer):
+    def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+        raise JudgeError("no verdict")
+
+
+class VerifierWithRequest(SimpleResourcesServer):
+    async def verify(  # type: ignore[override]
+        self, request: Request, body: BaseVerifyRequest
+    ) -> dict[str, Any]:
+        raise JudgeError("no verdict")
+
+
+class DictVerifier(SimpleResourcesServer):
+    async def verify(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        raise JudgeError("no verdict")
+
+
+class DecoratedVerifier(SimpleResourcesServer):
+    @judge_failsafe
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
+        raise JudgeError("no verdict")
+
+
+class DecoratedSyncVerifier(SimpleResourcesServer):
+    @judge_failsafe
+    def verify(self, request: Request, body: BaseVerifyRequest) -> dict[str, Any]:
+        raise JudgeError("no verdict")
+
+
+VERIFIERS = [
+    AsyncVerifier,
+    SyncVerifier,
+    VerifierWithRequest,
+    DictVerifier,
+    DecoratedVerifier,
+    DecoratedSyncVerifier,
+]
+
+
+def verify(verifier: type[SimpleResourcesServer], row: Any, **options: Any) -> ClientResponse:
+    world = World()
+    world.add("it", verifier)
+    return asyncio.run(world.client.post("it", "/verify", json=row, **options))
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_judge_error_in_a_verifier_is_filed_with_the_row(verifier: type[SimpleResourcesServer]) -> None:
+    answer = verify(verifier, ROW)
+    assert answer.status == 200
+    assert asyncio.run(answer.json()) == ROW | {
+        "reward": 0.0,
+        "_ng_failure_class": "judge_failed",
+        "_ng_failure_judge_error": "no verdict",
+    }
+
+
+def test_judge_error_is_filed_though_the_row_holds_what_json_cannot_say() -> None:
+    text = (
+        b'{"responses_create_params": {"input": "q"}, "response": {"output": []}, "odd": NaN, "h": "\\ud83d"}'
+    )
+    answer = verify(AsyncVerifier, None, data=text, headers={"Content-Type": "application/json"})
+    assert answer.status == 200
+    filed = asyncio.run(answer.json())
+    assert (filed["odd"], filed["h"], filed["reward"]) == (None, "\ud83d", 0.0)
+    assert b"NaN" not in answer._body
+
+
+def test_other_errors_of_a_verifier_are_not_filed_as_the_judges() -> None:
+    class Broken(SimpleResourcesServer):
+        async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+            raise ValueError("a bug")
+
+    answer = verify(Broken, ROW)
+    assert answer.status == 500
+    assert b"judge" not in answer._body
+
+
+def test_verdict_passes_untouched() -> None:
+    class Fine(SimpleResourcesServer):
+        async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+            return body.model_dump(exclude_unset=True) | {"reward": 0.5}
+
+    assert asyncio.run(verify(Fine, ROW).json()) == ROW | {"reward": 0.5}
+
+
+def test_decorated_verifier_can_be_called_by_hand() -> None:
+    world = World()
+    server = world.add("it", DecoratedVerifier)
+    body = BaseVerifyRequest.model_validate(ROW)
+    answer = asyncio.run(server.verify(body))  # type: ignore[attr-defined]
+    assert b'"task"' in answer.body
+    assert b"entrypoint" not in answer.body
