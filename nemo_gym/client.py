@@ -150,6 +150,9 @@ class ServerClient:
 
     async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> ClientResponse:
         """One call. Error statuses are answers; no answer at all is a ServerUnreachableError."""
+        if "timeout" in kwargs:  # aiohttp's spelling of it
+            timeout = kwargs.pop("timeout")
+            kwargs["timeout_s"] = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
         server = self._local_servers.get(server_name)
         if server is not None:
             return await self._request_here(server, server_name, url_path, method, **kwargs)

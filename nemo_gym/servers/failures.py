@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import aiohttp
+from fastapi.exceptions import ResponseValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -76,7 +77,20 @@ def _failure(error: Exception, server_name: str) -> Response:
     else:  # it began here: the one place that logs it
         log_failure(error, server_name)
         cause = _cause(server_name, 500, "infrastructure" if isinstance(error, _NO_ANSWER) else "data")
-    return Response(encode_json(repr(error)), 500, cause, "application/json")
+    return Response(encode_json(_described(error)), 500, cause, "application/json")
+
+
+def _described(error: Exception) -> str:
+    """The exception's `repr`; one that hides what it found gets that added."""
+    if isinstance(error, ResponseValidationError):
+        return f"ResponseValidationError({_summary(error)})"
+    return repr(error)
+
+
+def _summary(error: ResponseValidationError) -> str:
+    """What the endpoint's own result lacks, without the result."""
+    found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
+    return "; ".join(found)
 
 
 def log_failure(error: Exception, server_name: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import MagicMock
 
+import aiohttp
 import orjson
 import pytest
 import yaml
@@ -182,16 +183,29 @@ def never_answering() -> FastAPI:
     app = new_app()
 
     async def hang(body: dict[str, Any]) -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(1)  # fifty times the deadline
 
     app.post("/hang")(hang)
     return app
 
 
-def test_deadline_of_a_call_is_kept_in_this_process_too() -> None:
+DEADLINES: list[dict[str, Any]] = [
+    {"timeout_s": 0.02},
+    {"timeout": 0.02},
+    {"timeout": aiohttp.ClientTimeout(total=0.02)},
+]
+
+
+@pytest.mark.parametrize("deadline", DEADLINES, ids=["ours", "number", "aiohttp"])
+def test_deadline_of_a_call_is_kept_on_both_transports(deadline: dict[str, Any]) -> None:
     client = local_client(it=HostedServer("it", never_answering()))
     with pytest.raises(ServerUnreachableError, match="it: "):
-        asyncio.run(client.post("it", "/hang", json={}, timeout_s=0.02))
+        asyncio.run(client.post("it", "/hang", json={}, **deadline))
+
+    with served(HostedServer("it", never_answering())) as url:
+        client = ServerClient(global_config_dict=served_config("it", url))
+        with pytest.raises(ServerUnreachableError, match="it: "):
+            asyncio.run(client.post("it", "/hang", json={}, **deadline))
 
 
 def test_session_stays_with_the_worker_that_began_it() -> None:

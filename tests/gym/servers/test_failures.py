@@ -61,6 +61,12 @@ def answering(status: int, **headers: str) -> Script:
     return lambda request: web.Response(status=status, text='{"error": "because"}', headers=headers)
 
 
+def test_answer_that_does_not_fit_its_model_says_what_is_wrong_with_it() -> None:
+    answer = run_row(lambda request: [{"type": "function_call", "call_id": "c", "name": "no_arguments"}])
+    assert cause_of(answer) == (500, "policy_model", 500, "data")
+    assert "arguments: Field required" in asyncio.run(answer.text())
+
+
 def test_rollout_without_a_failure_names_no_cause() -> None:
     answer = run_row(lambda request: [message("hi")])
     assert answer.status == 200
