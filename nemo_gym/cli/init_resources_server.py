@@ -1,6 +1,8 @@
 """`ng_init_resources_server`."""
 
 import re
+from collections.abc import Iterator
+from keyword import iskeyword
 from pathlib import Path
 from string import Template
 
@@ -21,21 +23,35 @@ class InitConfig(BaseNeMoGymCLIConfig):
 def run(config: GymConfig, options: InitConfig) -> int:
     folder = Path(options.entrypoint)
     name = folder.name
-    if folder.parent.name != "resources_servers" or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+    is_name = re.fullmatch(r"[a-z][a-z0-9_]*", name) and not iskeyword(name)
+    if folder.parent.name != "resources_servers" or not is_name:
         raise ConfigError(
             f"+entrypoint={options.entrypoint}: an environment's folder is resources_servers/<name>, "
-            "the name in lower case with underscores"
+            "the name in lower case with underscores, and no word of Python's own"
         )
     if folder.exists():
         raise ConfigError(f"{folder} is there already; nothing was written")
-    words = {"name": name, "title": "".join(part.capitalize() for part in name.split("_"))}
-    for template in sorted(TEMPLATES.rglob("*.template")):
-        target = folder / str(template.relative_to(TEMPLATES)).removesuffix(".template").replace("NAME", name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(Template(template.read_text()).substitute(words))
-        print(target)
+    try:
+        for path in _write(folder, name):
+            print(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {error.filename}: {error.strerror}; choose another folder"
+        ) from error
     print(f"Next: ng_test +entrypoint={folder}, then write your tools and `verify` in {folder / 'app.py'}.")
     return 0
+
+
+def _write(folder: Path, name: str) -> Iterator[Path]:
+    """The files of the skeleton, each as it is written. Words in capitals stand for a part of the path."""
+    words = {"name": name, "title": "".join(part.capitalize() for part in name.split("_"))}
+    for template in sorted(TEMPLATES.rglob("*.template")):
+        relative = str(template.relative_to(TEMPLATES)).removesuffix(".template")
+        # A folder named `tests` would be left out of the wheel.
+        target = folder / relative.replace("NAME", name).replace("TESTS", "tests")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+        yield target
 
 
 COMMAND = Command(

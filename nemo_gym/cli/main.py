@@ -1,7 +1,9 @@
 """The umbrella `ng` and the `ng_*` entry points. Loads a command's module only when that command runs."""
 
+import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 
 COMMANDS = {
     "run": "Start every server of a configuration, each in a process of its own",
@@ -16,6 +18,7 @@ COMMANDS = {
 
 def main() -> None:
     """`ng <command> …`."""
+    _write_any_text()
     arguments = sys.argv[1:]
     name = arguments[0].replace("-", "_") if arguments else "--help"
     if name in ("__help", "_h", "--help", "help"):
@@ -52,16 +55,30 @@ def enter(name: str, arguments: list[str]) -> None:
     """Run one command; what a user can cause ends with one message and an exit code, never a traceback."""
     from nemo_gym.errors import NeMoGymError
 
-    command = import_module(f"nemo_gym.cli.{name}").COMMAND
+    _write_any_text()
     try:
-        sys.exit(command.main(arguments))
+        exit_code = import_module(f"nemo_gym.cli.{name}").COMMAND.main(arguments)
+        sys.stdout.flush()
+        sys.exit(exit_code)
     except NeMoGymError as error:
         sys.exit(_complain(f"{type(error).__name__}: {error}", error.exit_code))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has had enough
+        discard_output()
         sys.exit(0)
+
+
+def discard_output() -> None:
+    """Whoever read our output has had enough: from now on it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write_any_text() -> None:
+    """A terminal that cannot show a character shows a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _complain(message: str, exit_code: int = 2) -> int:

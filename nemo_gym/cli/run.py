@@ -6,11 +6,12 @@ import signal
 import sys
 
 from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.cli.main import discard_output
 from nemo_gym.cli.status import status_table
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig, assign_ports
 from nemo_gym.errors import ConfigError
-from nemo_gym.launch.fleet import Fleet, FleetConfig, run_fleet
+from nemo_gym.launch.fleet import FleetConfig, run_fleet
 from nemo_gym.launch.limits import raise_file_limit
 
 
@@ -28,16 +29,20 @@ def run(config: GymConfig, options: RunConfig) -> int:
 
 async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
     """Everything between the first process and the last: a signal or a death ends it."""
-    stopping = _stop_on_signals()
-    serving = asyncio.create_task(_serve(config, options))
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    output = _Output(stop)
+    stopping = asyncio.create_task(stop.wait())
+    serving = asyncio.create_task(_serve(config, options, output))
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
-        print("Stopping the servers …", flush=True)
+        output.say("Stopping the servers …")
         serving.cancel()
     try:
         await serving
     except asyncio.CancelledError:
-        print("All servers are stopped.", flush=True)
+        output.say("All servers are stopped.")
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
     finally:
@@ -45,31 +50,30 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
     return 0
 
 
-async def _serve(config: GymConfig, options: RunConfig) -> None:
-    count = len(config.servers)
-    print(f"Starting {count} servers …", flush=True)
-    async with run_fleet(config, options, _print_line) as fleet:
-        _say_ready(config, fleet)
+async def _serve(config: GymConfig, options: RunConfig, output: "_Output") -> None:
+    output.say(f"Starting {len(config.servers)} servers …")
+    async with run_fleet(config, options, output.say_line) as fleet:
+        head = base_url(config.head_server.host, config.head_server.port)
+        output.say(status_table(fleet.statuses()))
+        output.say(f"All servers are ready; the head server is at {head}. Ctrl-C stops them.")
         await fleet.watch()
 
 
-def _say_ready(config: GymConfig, fleet: Fleet) -> None:
-    head = base_url(config.head_server.host, config.head_server.port)
-    print(status_table(fleet.statuses()))
-    print(f"All servers are ready; the head server is at {head}. Ctrl-C stops them.", flush=True)
+class _Output:
+    """Standard output. When whoever reads it has had enough, the servers stop in good order."""
 
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
 
-def _print_line(server: str, line: str) -> None:
-    print(f"[{server}] {line}", flush=True)
+    def say(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            discard_output()
+            self._stop.set()
 
-
-def _stop_on_signals() -> "asyncio.Task[bool]":
-    """Done at the first Ctrl-C or SIGTERM."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return asyncio.create_task(stop.wait())
+    def say_line(self, server: str, line: str) -> None:
+        self.say(f"[{server}] {line}")
 
 
 COMMAND = Command(

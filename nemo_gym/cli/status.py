@@ -2,12 +2,14 @@
 
 import json
 
+from pydantic import TypeAdapter, ValidationError
+
 from nemo_gym.cli.command import Command
 from nemo_gym.cli.table import table
 from nemo_gym.client import base_url
-from nemo_gym.codec import decode_json
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import fetch_text
 from nemo_gym.servers.head import ServerStatus
 
@@ -19,8 +21,14 @@ class StatusConfig(BaseNeMoGymCLIConfig):
 
 def run(config: GymConfig, options: StatusConfig) -> int:
     head = base_url(config.head_server.host, config.head_server.port)
-    entries = decode_json(fetch_text(f"{head}/server_instances"))
-    servers = [ServerStatus.model_validate(entry) for entry in entries]
+    page = fetch_text(f"{head}/server_instances")
+    try:
+        servers = TypeAdapter(list[ServerStatus]).validate_json(page)
+    except ValidationError as error:
+        raise HeadServerUnreachableError(
+            f"what answers at {head} is no head server; name its address with "
+            "+head_server.host=… +head_server.port=…"
+        ) from error
     if options.json_output:
         print(json.dumps([server.model_dump() for server in servers], indent=2))
     else:

@@ -21,7 +21,8 @@ def run(config: GymConfig, options: ComponentTestConfig) -> int:
     for root in component_roots():
         if (root / options.entrypoint).is_dir():
             # From the component's root, so that `resources_servers.<name>` means this one in its tests.
-            command = [sys.executable, "-m", "pytest", "--import-mode=importlib", options.entrypoint]
+            imports = ["-p", "nemo_gym.launch.pytest_plugin", "--import-mode=importlib"]
+            command = [sys.executable, "-m", "pytest", *imports, options.entrypoint]
             return subprocess.run(command, cwd=root, check=False).returncode
     searched = ", ".join(map(str, component_roots()))
     raise ConfigError(

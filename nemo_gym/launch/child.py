@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from types import FrameType
 
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import encode_json
@@ -32,8 +33,11 @@ def main() -> None:
     parser.add_argument("--status-fd", type=int, required=True)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for descriptor in (options.listener_fd, options.status_fd):
+        os.set_inheritable(descriptor, False)  # what the environment starts must not hold the port
     config = config_from_bytes(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent = _Parent()
+    threading.Thread(target=parent.watch, daemon=True).start()
     set_global_config_dict(config.values)
     listener = socket.socket(fileno=options.listener_fd)
     try:
@@ -42,6 +46,9 @@ def main() -> None:
     except NeMoGymError as error:
         _tell(options.status_fd, {"error": str(error)})
         sys.exit(error.exit_code)
+    # uvicorn puts its own handler over this one, and raises the signal again once it has stopped.
+    signal.signal(signal.SIGTERM, parent.end)
+    parent.asks_first.set()
     serve(
         hosted,
         config.server(options.instance),
@@ -54,11 +61,29 @@ def _tell(status_fd: int, message: dict[str, object]) -> None:
     os.write(status_fd, encode_json(message) + b"\n")
 
 
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(GRACE_S + 2)
-    os.killpg(0, signal.SIGKILL)
+class _Parent:
+    """Whoever started this process: when it is gone, so is this process and everything that it started."""
+
+    def __init__(self) -> None:
+        self.asks_first = threading.Event()
+        """Set once there is a server that a signal stops in good order."""
+        self._gone = threading.Event()
+
+    def watch(self) -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        self._gone.set()
+        if self.asks_first.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(GRACE_S + 2)
+        os.killpg(0, signal.SIGKILL)
+
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """The last thing that SIGTERM does."""
+        if self._gone.is_set():
+            os.killpg(0, signal.SIGKILL)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 if __name__ == "__main__":

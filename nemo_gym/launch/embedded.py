@@ -8,11 +8,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from nemo_gym.client import LocalServer, ServerClient, current_client
-from nemo_gym.config import GymConfig, component_roots, load_config, overrides_from
+from nemo_gym.config import GymConfig, ServerInstance, component_roots, load_config, overrides_from, redact
 from nemo_gym.config.current import maybe_get_global_config_dict, set_global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError
-from nemo_gym.http import close_global_aiohttp_client
-from nemo_gym.launch.components import find_component, load_module, server_class, where_in
+from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
 from nemo_gym.servers.base import Hosting, current_hosting
 from nemo_gym.servers.hosted import HostedServer
@@ -45,12 +44,27 @@ async def host_embedded(config: GymConfig) -> AsyncIterator[ServerClient]:
             for instance in config.servers:
                 servers[instance.name] = build_hosted(config, instance.name, client)
             async with AsyncExitStack() as running:
-                for server in servers.values():
-                    await running.enter_async_context(server.lifespan())
+                for instance in config.servers:
+                    await running.enter_async_context(_alive(config, instance, servers[instance.name]))
                 yield client
         finally:
             current_client.reset(token)
-            await close_global_aiohttp_client()
+            servers.clear()
+
+
+@asynccontextmanager
+async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServer) -> AsyncIterator[None]:
+    """The server between its start-up and its shutdown, which never learns of the caller's own trouble."""
+    lifespan = server.lifespan()
+    try:
+        await lifespan.__aenter__()
+    except Exception as error:  # the boundary to an environment's own code
+        file = find_component(instance, component_roots())
+        raise _redacted(component_error(instance, file, error, "started"), config) from error
+    try:
+        yield
+    finally:
+        await lifespan.__aexit__(None, None, None)
 
 
 def build_hosted(
@@ -63,8 +77,15 @@ def build_hosted(
     token = current_hosting.set(hosting)
     try:
         return HostedServer(name, _application(hosting))
+    except ComponentError as error:
+        raise _redacted(error, config) from error
     finally:
         current_hosting.reset(token)
+
+
+def _redacted(error: ComponentError, config: GymConfig) -> ComponentError:
+    """The same without the secrets that an environment's own message may hold."""
+    return ComponentError(redact(str(error), config.secrets))
 
 
 def _application(hosting: Hosting) -> FastAPI:
@@ -78,11 +99,8 @@ def _application(hosting: Hosting) -> FastAPI:
         return cls.from_instance(hosting).setup_webserver()
     except NeMoGymError:
         raise
-    except Exception as error:  # the boundary to an environment's own code
-        raise ComponentError(
-            f"{hosting.instance.name}: {where_in(hosting.file, error)}: {cls.__name__} raised "
-            f"{type(error).__name__} while it was set up: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:  # the boundary to an environment's own code
+        raise component_error(hosting.instance, hosting.file, error, "set up") from error
 
 
 @contextmanager

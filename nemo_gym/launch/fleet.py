@@ -6,7 +6,7 @@ Invariant: when the context is left, however it is left, none of the processes i
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from pydantic import Field
@@ -84,19 +84,14 @@ class Fleet:
             if self._options.restart_policy == "off" or process.restarts >= self._options.max_restarts:
                 raise ServerDiedError(process.obituary())
             logger.warning("%s", process.obituary())
-            process.restarts += 1
             logger.warning(
-                "starting %s again (%d of %d)", process.name, process.restarts, self._options.max_restarts
+                "starting %s again (%d of %d)", process.name, process.restarts + 1, self._options.max_restarts
             )
-            process.kill()
-            await process.start(self._options.startup_timeout_s)
+            with suppress(ServerDiedError):  # one more death, as any other
+                await process.restart(self._options.startup_timeout_s)
 
     async def stop(self) -> None:
         await asyncio.gather(*(process.stop() for process in self.processes))
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
 
 
 @asynccontextmanager

@@ -1,25 +1,38 @@
-"""One server process as its parent sees it: started, listened to, stopped."""
+"""One server process as its parent sees it: started, listened to, stopped.
+
+The pipes are this module's own, not asyncio's: a process that the server started inherits their other
+ends, and asyncio would wait for that one too before it tells that the server has ended.
+"""
 
 import asyncio
 import os
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import IO, Literal, NamedTuple
 
 from nemo_gym.codec import decode_json
-from nemo_gym.config import GymConfig, ServerInstance, dump_config, redact
+from nemo_gym.config import GymConfig, ServerInstance, dump_config
 from nemo_gym.errors import HostingError, PortInUseError, ServerDiedError, ServerNotReadyError
 from nemo_gym.launch.child import GRACE_S
+from nemo_gym.launch.logs import LogLines
 
 LogLine = Callable[[str, str], None]
 """Takes a server's name and one line that it wrote."""
 
 _CHUNK = 65_536
+_PORT_FREED_S = 5.0
+"""How long what is left of a killed process may take to let go of its port."""
+
+
+class _Pipe(NamedTuple):
+    read: IO[bytes]
+    write: IO[bytes]
 
 
 @dataclass
@@ -36,6 +49,8 @@ class ServerProcess:
     restarts: int = 0
     _process: asyncio.subprocess.Process | None = None
     _pump: asyncio.Task[None] | None = None
+    _lifeline: asyncio.WriteTransport | None = None
+    """Its standard input: the configuration, then nothing until this process is gone."""
 
     @property
     def name(self) -> str:
@@ -47,57 +62,83 @@ class ServerProcess:
 
     async def start(self, timeout_s: float) -> None:
         """Start the process and wait until it accepts requests."""
+        await self._start(bind(self.instance, self.port), timeout_s)
+
+    async def restart(self, timeout_s: float) -> None:
+        """Start it again at the same address, once it has ended."""
+        self.restarts += 1
+        self.kill()
+        self._let_go()
+        await self._start(await self._bind_again(), timeout_s)
+
+    async def _start(self, listener: socket.socket, timeout_s: float) -> None:
         self.status = "starting"
-        status_read, status_write = os.pipe()
-        listener = bind(self.instance, self.port)
-        try:
-            self._process = await self._spawn(listener.fileno(), status_write)
-        finally:
+        status, config, output = _pipe(), _pipe(), _pipe()
+        with ExitStack() as ours:
+            for end in (status.read, config.write, output.read):
+                ours.enter_context(end)
             # Only the child listens: when it dies, callers are refused instead of left waiting.
-            listener.close()
-            os.close(status_write)
-        self._pump = asyncio.create_task(self._read_lines(self._process))
-        await self._send_config(self._process)
-        await self._wait_ready(status_read, timeout_s)
+            with listener, status.write, config.read, output.write:
+                self._process = await self._spawn(listener, status.write, config.read, output.write)
+            ours.pop_all()
+        self._pump = asyncio.create_task(self._read_lines(output.read))
+        loop = asyncio.get_running_loop()
+        self._lifeline, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, config.write)
+        self._lifeline.write(dump_config(self.config) + b"\n")
+        await self._wait_ready(status.read, timeout_s)
         self.status = "ready"
 
-    async def _spawn(self, listener_fd: int, status_fd: int) -> asyncio.subprocess.Process:
+    async def _spawn(
+        self, listener: socket.socket, status: IO[bytes], config: IO[bytes], output: IO[bytes]
+    ) -> asyncio.subprocess.Process:
         options = [
             f"--instance={self.instance.name}",
-            f"--listener-fd={listener_fd}",
-            f"--status-fd={status_fd}",
+            f"--listener-fd={listener.fileno()}",
+            f"--status-fd={status.fileno()}",
         ]
         if self.worker is not None:
             options.append(f"--worker={self.worker}")
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-u", "-m", "nemo_gym.launch.child", *options),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=(listener_fd, status_fd),
+            # -P: modules in the working directory are no more in the way than in this process.
+            *(sys.executable, "-u", "-P", "-m", "nemo_gym.launch.child", *options),
+            stdin=config,
+            stdout=output,
+            stderr=output,
+            pass_fds=(listener.fileno(), status.fileno()),
             start_new_session=True,  # Ctrl-C in the terminal reaches the parent alone
         )
 
-    async def _send_config(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        with suppress(ConnectionError):  # a process that is gone already is reported by its exit code
-            process.stdin.write(dump_config(self.config) + b"\n")
-            await process.stdin.drain()
+    async def _bind_again(self) -> socket.socket:
+        deadline = time.monotonic() + _PORT_FREED_S
+        while True:
+            try:
+                return bind(self.instance, self.port)
+            except PortInUseError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.05)
 
-    async def _wait_ready(self, status_fd: int, timeout_s: float) -> None:
+    async def _wait_ready(self, status: IO[bytes], timeout_s: float) -> None:
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(status_fd, "rb")
+            lambda: asyncio.StreamReaderProtocol(reader), status
         )
+        ending = asyncio.create_task(self.ended())
+        telling = asyncio.create_task(reader.readline())
         try:
-            line = await asyncio.wait_for(reader.readline(), timeout_s)
-        except TimeoutError:
+            done, _ = await asyncio.wait(
+                {telling, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            line = telling.result() if telling in done else b""
+        finally:
+            telling.cancel()
+            ending.cancel()
+            transport.close()
+        if not done:
             raise ServerNotReadyError(
                 f"{self.name} is not ready after {timeout_s:g} s; its last lines:\n{self.tail()}\n"
                 "Mend its start-up, or allow more time with +startup_timeout_s=<seconds>"
-            ) from None
-        finally:
-            transport.close()
+            )
         message = decode_json(line) if line else {}
         if "error" in message:
             raise HostingError(message["error"])
@@ -109,8 +150,8 @@ class ServerProcess:
         """Wait for the process to end and for its last line; gives the exit code."""
         assert self._process is not None and self._pump is not None
         code = await self._process.wait()
-        with suppress(TimeoutError):  # a grandchild may hold the pipe open
-            await asyncio.wait_for(asyncio.shield(self._pump), 1.0)
+        # What it started may hold the pipe open.
+        await asyncio.wait({self._pump}, timeout=1.0)
         if self.status != "stopped":
             self.status = "died"
         return code
@@ -136,10 +177,7 @@ class ServerProcess:
                 await asyncio.wait_for(self._process.wait(), GRACE_S + 2)
         self.kill()
         await self.ended()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if self._pump is not None:
-            self._pump.cancel()
+        self._let_go()
 
     def kill(self) -> None:
         """End what is left of the process and its descendants at once."""
@@ -147,22 +185,30 @@ class ServerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _read_lines(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        rest = b""
-        while chunk := await process.stdout.read(_CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _CHUNK:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._take_line(line)
-        if rest:
-            self._take_line(rest)
+    def _let_go(self) -> None:
+        """Close the pipes to a process that has ended."""
+        if self._lifeline is not None and not self._lifeline.is_closing():
+            self._lifeline.abort()
+        if self._pump is not None:
+            self._pump.cancel()
 
-    def _take_line(self, line: bytes) -> None:
-        text = redact(line.decode("utf-8", "replace").rstrip(), self.config.secrets)
-        self.last_lines.append(text)
-        self.on_line(self.name, text)
+    async def _read_lines(self, output: IO[bytes]) -> None:
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), output
+        )
+        lines = LogLines(self.config.secrets)
+        try:
+            while data := await reader.read(_CHUNK):
+                self._take(lines.feed(data))
+            self._take(lines.end())
+        finally:
+            transport.close()
+
+    def _take(self, lines: list[str]) -> None:
+        for line in lines:
+            self.last_lines.append(line)
+            self.on_line(self.name, line)
 
 
 def bind(instance: ServerInstance, port: int) -> socket.socket:
@@ -174,3 +220,8 @@ def bind(instance: ServerInstance, port: int) -> socket.socket:
             f"{instance.name} cannot listen on {instance.host}:{port}: {error.strerror}; stop whoever does, "
             f"or set another port with +{instance.name}.{instance.kind}.{instance.implementation}.port=<port>"
         ) from error
+
+
+def _pipe() -> _Pipe:
+    read, write = os.pipe()
+    return _Pipe(os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0))

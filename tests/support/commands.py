@@ -1,5 +1,6 @@
 """Real commands in real processes."""
 
+import asyncio
 import os
 import re
 import signal
@@ -8,11 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import ServerClient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -43,6 +48,21 @@ def children_of(pid: int) -> list[int]:
     return [int(line) for line in listing.stdout.split()]
 
 
+def descendants_of(pid: int) -> list[int]:
+    children = children_of(pid)
+    return [*children, *(below for child in children for below in descendants_of(child))]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes whose working directory this is."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if Path(os.readlink(entry / "cwd")) == folder:
+                found.append(int(entry.name))
+    return found
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -64,14 +84,21 @@ class NgRun:
     """`ng_run` in a process of its own; entering waits until it says that all servers are ready."""
 
     def __init__(
-        self, config_paths: list[str], settings: Mapping[str, object], cwd: Path = ROOT, wait: bool = True
+        self,
+        config_paths: list[str],
+        settings: Mapping[str, object],
+        cwd: Path = ROOT,
+        wait: bool = True,
+        soft_file_limit: int | None = None,
     ) -> None:
         self.head = BaseServerConfig(host="127.0.0.1", port=free_port())
         overrides = [f"+{key}={value}" for key, value in settings.items()]
         self._wait = wait
         self._lines: list[str] = []
+        limit = ["prlimit", f"--nofile={soft_file_limit}:"] if soft_file_limit else []
         self.process = subprocess.Popen(
             [
+                *limit,
                 str(BIN / "ng_run"),
                 f"+config_paths=[{','.join(config_paths)}]",
                 f"+head_server.port={self.head.port}",
@@ -81,6 +108,7 @@ class NgRun:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # a Ctrl-C at the test run is not one for it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -93,6 +121,28 @@ class NgRun:
     @property
     def output(self) -> str:
         return "".join(self._lines)
+
+    def lines_of(self, server: str) -> list[str]:
+        """What the server has written so far."""
+        prefix = f"[{server}] "
+        return [line.removeprefix(prefix).rstrip("\n") for line in self._lines if line.startswith(prefix)]
+
+    def fetch(self, path: str) -> bytes:
+        """A page of the head server."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.head.port}{path}", timeout=10) as answer:
+            page: bytes = answer.read()
+            return page
+
+    def ask(self, server: str, path: str, json: object = None, **options: Any) -> Any:
+        """What a server answers, as data."""
+
+        async def call() -> Any:
+            client = ServerClient.load_from_global_config(self.head)
+            response = await client.post(server, path, json=json if json is not None else {}, **options)
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+        return asyncio.run(call())
 
     def pid_of(self, server: str) -> int:
         found = re.search(rf"^{re.escape(server)} .* (\d+)\s+\d+$", self.output, re.M)
@@ -108,6 +158,10 @@ class NgRun:
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, once it has ended and all it wrote is there."""
         code = self.process.wait(30)
         self._reader.join(5)
         return code

@@ -1,0 +1,154 @@
+"""Component folders as Python packages, without collisions.
+
+Every component's modules live under one name, `<kind>.<implementation>.<module>`, and come from one folder,
+whichever root it stands under: a component never takes part of itself from a namesake. Inside a component
+the siblings can also be imported by their bare names (`app`, `utils`), as a script could: the import
+statement of that component's modules, and of no others, looks beside it first. Both spellings give the
+same module.
+"""
+
+import builtins
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nemo_gym.config import component_roots
+from nemo_gym.types import SERVER_KINDS
+
+
+def use_component_imports() -> "_ComponentFinder":
+    """Let components be imported by their names."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _ComponentFinder):
+            return finder
+    finder = _ComponentFinder()
+    # Before the finder of ordinary modules, after any that wants a say first, as pytest's does.
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+    return finder
+
+
+def point_at(package: str, folder: Path) -> None:
+    """Make `<kind>.<implementation>` mean this folder, also if it meant another before."""
+    finder = use_component_imports()
+    importlib.invalidate_caches()
+    kind = importlib.import_module(package.partition(".")[0])
+    kind.__path__ = _folders_of(kind.__name__)
+    if not _comes_from(package, folder):
+        for name in _modules_of(package):
+            del sys.modules[name]
+        finder.folders[package] = folder
+        try:
+            importlib.import_module(package)
+        finally:
+            del finder.folders[package]
+
+
+class _ComponentFinder(MetaPathFinder):
+    """Finds the modules of components under all roots and gives them the component's own import."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, Path] = {}
+        """The folders of the packages that are being pointed at them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        kind, *inside = fullname.split(".")
+        if kind not in SERVER_KINDS:
+            return None
+        if not inside:
+            return _folder_spec(kind, _folders_of(kind))
+        if len(inside) == 1:
+            folder = self.folders.get(fullname) or _first_folder(kind, inside[0])
+            return _package_spec(fullname, folder) if folder is not None else None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _ComponentLoader(fullname, spec.loader.path)
+        return spec
+
+
+class _ComponentLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_of(module.__name__)}
+        super().exec_module(module)
+
+
+def _import_of(module_name: str) -> Any:
+    """The import function of a component's modules: its siblings come first."""
+    package = ".".join(module_name.split(".")[:2])
+
+    def import_siblings_first(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or not _is_sibling(package, top):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        module = builtins.__import__(f"{package}.{name}", globals, locals, ("__name__",), 0)
+        if fromlist:
+            return builtins.__import__(f"{package}.{name}", globals, locals, fromlist, 0)
+        return sys.modules[f"{package}.{top}"] if "." in name else module
+
+    return import_siblings_first
+
+
+def _is_sibling(package: str, name: str) -> bool:
+    if name in sys.stdlib_module_names or name in SERVER_KINDS:
+        return False
+    for folder in getattr(sys.modules.get(package), "__path__", ()):
+        if Path(folder, f"{name}.py").is_file() or Path(folder, name, "__init__.py").is_file():
+            return True
+        if Path(folder, name).is_dir():  # a package without its own file gives way to any other
+            return importlib.util.find_spec(name) is None
+    return False
+
+
+def _comes_from(package: str, folder: Path) -> bool:
+    """Whether the package is imported, and from this folder alone."""
+    known = sys.modules.get(package)
+    if known is None or [Path(path).resolve() for path in known.__path__] != [folder]:
+        return False
+    files = (getattr(sys.modules[name], "__file__", None) for name in _modules_of(package))
+    return all(Path(file).resolve().is_relative_to(folder) for file in files if file)
+
+
+def _modules_of(package: str) -> list[str]:
+    return [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
+
+
+def _first_folder(kind: str, implementation: str) -> Path | None:
+    """The folder that a component's name means to an ordinary import."""
+    folders = [Path(folder, implementation) for folder in _folders_of(kind)]
+    with_app = [folder for folder in folders if (folder / "app.py").is_file()]
+    return next((folder for folder in (*with_app, *folders) if folder.is_dir()), None)
+
+
+def _package_spec(package: str, folder: Path) -> ModuleSpec:
+    init = folder / "__init__.py"
+    if not init.is_file():
+        return _folder_spec(package, [str(folder)])
+    loader = _ComponentLoader(package, str(init))
+    spec = importlib.util.spec_from_file_location(
+        package, init, loader=loader, submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    return spec
+
+
+def _folder_spec(name: str, folders: list[str]) -> ModuleSpec:
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = folders
+    return spec
+
+
+def _folders_of(kind: str) -> list[str]:
+    return [str(root / kind) for root in component_roots() if (root / kind).is_dir()]

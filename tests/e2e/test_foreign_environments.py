@@ -1,0 +1,153 @@
+"""The published interface is enough: environments in a user's own folder, written only against it."""
+
+import asyncio
+import http.client
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nemo_gym
+from nemo_gym.server_utils import ServerClient
+from scripts.scripted_endpoint import ScriptedEndpoint
+from tests.support.commands import ROOT, NgRun, free_port, run_command, wait_until
+from tests.support.players import play
+from tests.test_layers import PUBLISHED, own_modules
+
+FOREIGN = ROOT / "tests" / "foreign"
+AGENTS = {"riddle_judge": "riddle_judge_polite_agent", "ledger": "ledger_simple_agent"}
+CONFIGS = [
+    *(f"resources_servers/{name}/configs/{name}.yaml" for name in AGENTS),
+    "responses_api_models/openai_model/configs/openai_model.yaml",
+]
+SOURCES = sorted(file for file in FOREIGN.rglob("*.py") if "__pycache__" not in file.parts)
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(FOREIGN)))
+def test_foreign_environments_use_published_names_alone(file: Path) -> None:
+    assert own_modules(file) <= PUBLISHED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Somebody's own folder, far from the checkout."""
+    folder = tmp_path_factory.mktemp("somebodys") / "project"
+    shutil.copytree(FOREIGN, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[ScriptedEndpoint]:
+    with ScriptedEndpoint(play) as endpoint:
+        yield endpoint
+
+
+async def rewards(client: ServerClient, folder: Path) -> list[float]:
+    """One rollout in each environment."""
+    found = []
+    for environment, agent in AGENTS.items():
+        answer = await client.post(agent, "/run", json=first_row(folder, environment))
+        assert answer.status == 200, await answer.text()
+        found.append((await answer.json())["reward"])
+    return found
+
+
+def first_row(folder: Path, environment: str) -> Any:
+    file = folder / "resources_servers" / environment / "data" / "example.jsonl"
+    return json.loads(file.read_text().splitlines()[0])
+
+
+def test_they_play_embedded_from_the_users_folder(
+    folder: Path, endpoint: ScriptedEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+
+    async def embedded() -> list[float]:
+        async with nemo_gym.open_servers(CONFIGS, endpoint.settings) as client:
+            return await rewards(client, folder)
+
+    assert asyncio.run(embedded()) == [1.0, 1.0]
+
+
+def test_they_play_in_processes_from_the_users_folder(folder: Path, endpoint: ScriptedEndpoint) -> None:
+    with NgRun(CONFIGS, endpoint.settings, folder) as run:
+
+        async def served() -> list[float]:
+            return await rewards(ServerClient.load_from_global_config(run.head), folder)
+
+        assert asyncio.run(served()) == [1.0, 1.0]
+
+
+def test_their_own_tests_pass(folder: Path) -> None:
+    done = run_command("ng_test", "+entrypoint=resources_servers/riddle_judge", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@contextmanager
+def served_by_itself(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`python app.py …`, once it answers at the port."""
+    port = free_port()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            f"resources_servers/{name}/app.py",
+            f"+config_paths=[{','.join(CONFIGS)}]",
+            f"+{name}.resources_servers.{name}.port={port}",
+            *arguments,
+        ],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            assert wait_until(lambda: process.poll() is not None or answers(port), 30)
+            yield process, port
+        finally:
+            process.kill()
+
+
+def answers(port: int) -> bool:
+    try:
+        return post(port, "/seed_session", {"riddle": "piano"})[0] == 200
+    except OSError:
+        return False
+
+
+def post(port: int, path: str, body: object, cookie: str = "") -> tuple[int, Any, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        headers = {"Content-Type": "application/json", "Cookie": cookie}
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        return (
+            answer.status,
+            json.loads(answer.read()),
+            answer.headers.get("set-cookie", "").partition(";")[0],
+        )
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_app_run_as_a_script_serves_until_it_is_stopped(
+    folder: Path, endpoint: ScriptedEndpoint, number: int
+) -> None:
+    settings = [f"+{key}={value}" for key, value in endpoint.settings.items()]
+    with served_by_itself(folder, "ledger", *settings) as (process, port):
+        _, _, cookie = post(port, "/seed_session", {})
+        status, balance, _ = post(port, "/book", {"amount": "7"}, cookie)
+        assert (status, balance) == (200, {"balance": "$7"})
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+        assert process.returncode in (0, -number)
+        assert "Traceback" not in output

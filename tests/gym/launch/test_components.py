@@ -1,0 +1,289 @@
+"""Component folders as modules: found under any root, never colliding."""
+
+import asyncio
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nemo_gym
+from nemo_gym.config_types import ComponentError
+from tests.support.components import SERVER, write_component, write_files
+
+
+def ask(config_paths: str | list[str], *servers: str) -> list[Any]:
+    """What each server, hosted here, answers at /ask."""
+
+    async def all_answers() -> list[Any]:
+        async with nemo_gym.open_servers(config_paths) as client:
+            answers = [await client.post(server, "/ask", json={}) for server in servers]
+            return [(await answer.json())["answer"] for answer in answers]
+
+    return asyncio.run(all_answers())
+
+
+def load_error(config_path: str) -> str:
+    with pytest.raises(ComponentError) as caught:
+        ask(config_path)
+    return str(caught.value)
+
+
+def test_component_is_found_in_the_working_directory(folder: Path) -> None:
+    assert ask(write_component(folder, "here"), "here") == ["plain"]
+
+
+def test_component_is_found_under_extra_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_component(folder / "second", "elsewhere")
+    (folder / "first").mkdir()
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", f"{folder / 'first'}:{folder / 'second'}")
+    assert ask(config, "elsewhere") == ["plain"]
+
+
+def test_shipped_component_is_found_from_any_folder(folder: Path) -> None:
+    async def calculate() -> Any:
+        paths = ["resources_servers/calculator/configs/calculator.yaml", "model.yaml"]
+        async with nemo_gym.open_servers(paths) as client:
+            answer = await client.post("calculator", "/calculator", json={"expression": "6*7"})
+            return await answer.json()
+
+    write_files(folder, {"model.yaml": OWN_MODEL})
+    write_files(folder / "responses_api_models/own_model", {"app.py": OWN_MODEL_APP})
+    assert asyncio.run(calculate()) == "42"
+
+
+OWN_MODEL = "policy_model: {responses_api_models: {own_model: {entrypoint: app.py}}}"
+OWN_MODEL_APP = """
+from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
+
+
+class Model(SimpleResponsesAPIModel):
+    config: BaseResponsesAPIModelConfig
+"""
+
+
+def test_users_own_copy_shadows_the_shipped_component(folder: Path) -> None:
+    assert ask(write_component(folder, "calculator"), "calculator") == ["plain"]
+
+
+def test_extra_root_comes_before_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_component(folder, "twice", SERVER + "ANSWER = 'working directory'")
+    write_component(folder / "extra", "twice", SERVER + "ANSWER = 'extra root'")
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "extra"))
+    assert ask(config, "twice") == ["extra root"]
+
+
+def test_one_name_under_two_roots_means_each_in_its_turn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for root in ("a", "b"):
+        app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
+        config = write_component(folder / root, "wanders", app, {"utils.py": f"WORD = '{root}'"})
+    answers = []
+    for roots in ("a", "b", "a", "b:a", "a:b"):
+        monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", ":".join(str(folder / root) for root in roots.split(":")))
+        answers += ask(config, "wanders")
+    assert answers == ["a", "b", "a", "b", "a"]
+
+
+def test_own_copy_never_borrows_siblings_of_the_copy_it_shadows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_component(folder / "low", "borrower", files={"only_below.py": "WORD = 1"})
+    write_component(folder / "high", "borrower", "import only_below\n" + SERVER)
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", f"{folder / 'high'}:{folder / 'low'}")
+    assert "only_below" in load_error(config)
+
+
+def test_siblings_of_the_same_name_never_collide(folder: Path) -> None:
+    app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
+    paths = [
+        write_component(folder, name, app, {"utils.py": f"WORD = '{name}'"}) for name in ("left", "right")
+    ]
+    assert ask(paths, "left", "right") == ["left", "right"]
+    assert "utils" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import helper\nimport resources_servers.{name}.helper as full",
+        "import resources_servers.{name}.helper as full\nimport helper",
+        "import helper\nfrom resources_servers.{name} import helper as full",
+        "import helper\nfrom . import helper as full",
+        "import inner.deep as helper\nimport resources_servers.{name}.inner.deep as full",
+        "import inner.deep\nhelper = inner.deep\nfrom inner import deep as full",
+        "from inner import *\nhelper = deep\nfrom .inner import deep as full",
+    ],
+)
+def test_bare_and_full_names_give_the_same_module(folder: Path, imports: str) -> None:
+    name = f"same_{folder.name}"
+    app = imports.format(name=name) + "\n" + SERVER + "ANSWER = helper is full and helper.WORD"
+    inner = "from . import deep\n__all__ = ['deep']"
+    files = {"helper.py": "WORD = 1", "inner/__init__.py": inner, "inner/deep.py": "WORD = 1"}
+    assert ask(write_component(folder, name, app, files), name) == [1]
+
+
+def test_entry_module_can_be_imported_by_its_siblings(folder: Path) -> None:
+    app = SERVER + "from helper import reply\nANSWER = reply"
+    helper = f"import app\nimport resources_servers.circle.app as full\nreply = app is full and '{id}'"
+    files = {"helper.py": helper.replace(str(id), "itself")}
+    assert ask(write_component(folder, "circle", app, files), "circle") == ["itself"]
+
+
+def test_sibling_imported_inside_a_function_is_the_components_own(folder: Path) -> None:
+    app = SERVER.replace('return {"answer": ANSWER}', "import late\n        return {'answer': late.WORD}")
+    paths = [
+        write_component(folder, name, app, {"late.py": f"WORD = '{name}'"}) for name in ("lazy_a", "lazy_b")
+    ]
+    assert ask(paths, "lazy_a", "lazy_b") == ["lazy_a", "lazy_b"]
+
+
+def test_sibling_package_without_init_file_can_be_imported(folder: Path) -> None:
+    app = "from lib.words import WORD\n" + SERVER + "ANSWER = WORD"
+    config = write_component(folder, "plain_folder", app, {"lib/words.py": "WORD = 'found'"})
+    assert ask(config, "plain_folder") == ["found"]
+
+
+def test_siblings_do_not_shadow_the_standard_library(folder: Path) -> None:
+    app = (
+        "import random, types\n"
+        + SERVER
+        + "ANSWER = hasattr(random, 'randint') and hasattr(types, 'ModuleType')"
+    )
+    files = {"random.py": "raise SystemExit('sibling')", "types.py": "raise SystemExit('sibling')"}
+    assert ask(write_component(folder, "modest", app, files), "modest") == [True]
+
+
+def test_data_folder_of_a_component_does_not_shadow_an_installed_package(folder: Path) -> None:
+    app = "import yaml\n" + SERVER + "ANSWER = hasattr(yaml, 'safe_load')"
+    assert ask(write_component(folder, "yamls", app, {"yaml/notes.txt": ""}), "yamls") == [True]
+
+
+def test_package_file_of_a_component_runs_before_its_app(folder: Path) -> None:
+    app = "from resources_servers.packaged import WORD\n" + SERVER + "ANSWER = WORD"
+    config = write_component(
+        folder, "packaged", app, {"__init__.py": "from utils import WORD", "utils.py": "WORD = 1"}
+    )
+    assert ask(config, "packaged") == [1]
+
+
+def test_ordinary_import_after_hosting_means_the_first_root_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_component(folder / "a", "moves", SERVER + "ANSWER = 'a'")
+    write_component(folder / "b", "moves", SERVER + "ANSWER = 'b'")
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "a"))
+    assert ask(config, "moves") == ["a"]
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "b"))
+    for name in [name for name in sys.modules if name.startswith("resources_servers.moves")]:
+        del sys.modules[name]
+    assert import_module("resources_servers.moves.app").ANSWER == "b"
+
+
+def test_entrypoint_may_have_another_name_and_stand_deeper(folder: Path) -> None:
+    write_component(folder, "deep_entry", "raise SystemExit", {"src/serve.py": SERVER + "ANSWER = __name__"})
+    block = "{resources_servers: {deep_entry: {entrypoint: src/serve.py, domain: other}}}"
+    write_files(folder, {"deep.yaml": f"deep_entry: {block}"})
+    assert ask("deep.yaml", "deep_entry") == ["resources_servers.deep_entry.src.serve"]
+
+
+def test_one_component_can_be_two_instances(folder: Path) -> None:
+    write_component(folder, "both", SERVER.replace("ANSWER}", "self.config.name}"))
+    block = "{resources_servers: {both: {entrypoint: app.py, domain: other}}}"
+    write_files(folder, {"two.yaml": f"one: {block}\nother: {block}"})
+    assert ask("two.yaml", "one", "other") == ["one", "other"]
+
+
+def test_component_that_is_not_there_says_where_it_was_looked_for(folder: Path) -> None:
+    write_files(
+        folder, {"no.yaml": "gone: {resources_servers: {goner: {entrypoint: app.py, domain: other}}}"}
+    )
+    message = load_error("no.yaml")
+    assert "gone: there is no resources_servers/goner/app.py under" in message
+    assert str(folder) in message and "NEMO_GYM_EXTRA_ROOTS" in message
+
+
+@pytest.mark.parametrize(
+    ("app", "told"),
+    [
+        (
+            "\n\nraise RuntimeError('no such luck')",
+            ":3 raised RuntimeError while it was imported: no such luck",
+        ),
+        ("x = 1\ndef f(:\n", ":2 raised SyntaxError"),
+        ("import sys\nsys.exit(0)", ":2 raised SystemExit"),
+        ("from helper import x", "helper.py:2 raised ZeroDivisionError"),
+        ("import inner", "inner/__init__.py:1 raised KeyError"),
+        ("import broken", "broken.py:2 raised SyntaxError"),
+        (
+            "from nemo_gym.server_utils import nothing",
+            "raised ImportError while it was imported: cannot import",
+        ),
+    ],
+)
+def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str, told: str) -> None:
+    name = f"raises_{folder.name}"
+    message = load_error(
+        write_component(
+            folder, name, app, {"helper.py": "\nx = 1/0", "broken.py": "\n1 +", "inner/__init__.py": "{}[1]"}
+        )
+    )
+    assert message.startswith(f"{name}: {folder}/resources_servers/{name}/")
+    assert told in message
+
+
+def test_component_that_was_mended_loads_at_the_next_try(folder: Path) -> None:
+    config = write_component(folder, "mended", "raise RuntimeError")
+    load_error(config)
+    write_component(folder, "mended")
+    assert ask(config, "mended") == ["plain"]
+
+
+@pytest.mark.parametrize("where", ["at import", "while it is set up"])
+@pytest.mark.parametrize("requirements", [True, False])
+def test_package_that_is_not_installed_is_named_with_the_pip_command(
+    folder: Path, where: str, requirements: bool
+) -> None:
+    app = "import absent_package.part\n" + SERVER
+    if where != "at import":
+        app = SERVER.replace("app.post", "import absent_package.part\n        app.post")
+    name = f"absent_{where.replace(' ', '_')}_{requirements}".lower()
+    config = write_component(folder, name, app, {"requirements.txt": "absent"} if requirements else {})
+    message = load_error(config)
+    file = folder / "resources_servers" / name / "requirements.txt"
+    command = f"pip install -r {file}" if requirements else "pip install absent_package"
+    assert "needs the package 'absent_package', which is not installed" in message
+    assert message.endswith(command)
+
+
+@pytest.mark.parametrize("module", ["resources_servers.{name}.absent", "numpy.absent", "nemo_gym.absent"])
+def test_module_missing_from_a_package_that_is_there_is_not_a_missing_package(
+    folder: Path, module: str
+) -> None:
+    name = f"partly_{module.partition('.')[0]}"
+    module = module.format(name=name)
+    message = load_error(write_component(folder, name, f"import {module}"))
+    assert "pip install" not in message
+    assert f"No module named '{module}'" in message
+
+
+@pytest.mark.parametrize(
+    ("app", "found"),
+    [
+        ("", "none"),
+        ("from nemo_gym.base_resources_server import SimpleResourcesServer", "none"),
+        (SERVER + "class Other(SimpleResourcesServer): pass", "Server, Other"),
+    ],
+)
+def test_app_must_define_exactly_one_server_class(folder: Path, app: str, found: str) -> None:
+    name = f"classes_{folder.name}"
+    assert f"must define exactly one server class, found: {found};" in load_error(
+        write_component(folder, name, app)
+    )
+
+
+def test_base_class_of_the_components_own_is_not_a_second_server(folder: Path) -> None:
+    app = SERVER + "class Better(Server): pass\n"
+    assert ask(write_component(folder, "derived", app), "derived") == ["plain"]

@@ -1,0 +1,346 @@
+"""Embedded hosting: all servers in this process, and nothing left of them afterwards."""
+
+import asyncio
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nemo_gym
+from nemo_gym.config_types import (
+    AlmostServerError,
+    ComponentError,
+    ConfigError,
+    ConfigMissingValuesError,
+    ConfigPathNotFoundError,
+    ConfigSyntaxError,
+    ServerRefNotFoundError,
+)
+from nemo_gym.global_config import maybe_get_global_config_dict
+from nemo_gym.server_utils import ServerClient
+from tests.support.components import SERVER, write_component, write_files
+
+TELLS = SERVER.replace("ANSWER}", "get_global_config_dict().get('word')}") + (
+    "from nemo_gym.global_config import get_global_config_dict\n"
+)
+"""Answers with the configuration's `word`."""
+
+
+async def word(client: ServerClient, server: str) -> Any:
+    answer = await client.post(server, "/ask", json={})
+    return (await answer.json())["answer"]
+
+
+def assert_nothing_is_open() -> None:
+    from nemo_gym.client import current_client
+
+    assert current_client.get() is None
+    assert maybe_get_global_config_dict() is None
+
+
+@pytest.mark.parametrize("given", ["text", "path", "list", "list of paths", "tuple"])
+def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
+    path = write_component(folder, "teller", TELLS)
+    write_files(folder, {"word.yaml": "word: from a file"})
+    paths: Any = {
+        "text": path,
+        "path": folder / path,
+        "list": [path, "word.yaml"],
+        "list of paths": [Path(path), folder / "word.yaml"],
+        "tuple": (path, "word.yaml"),
+    }[given]
+
+    async def open_and_ask() -> Any:
+        async with nemo_gym.open_servers(paths) as client:
+            return await word(client, "teller")
+
+    assert asyncio.run(open_and_ask()) == (None if given in ("text", "path") else "from a file")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"word": {"inner": 3}},
+        {"word.inner": 3},
+        ["word.inner=3"],
+        ["+word.inner=3"],
+        ["--word.inner", "3"],
+        ["+word={inner: 3}"],
+    ],
+)
+def test_overrides_may_be_a_mapping_or_what_a_command_line_says(
+    folder: Path, overrides: dict[str, Any] | list[str]
+) -> None:
+    path = write_component(folder, "teller")
+
+    async def open_and_look() -> Any:
+        async with nemo_gym.open_servers(path, overrides) as client:
+            return client.global_config_dict["word"]["inner"]
+
+    assert asyncio.run(open_and_look()) == 3
+
+
+def test_environment_sees_the_configuration_it_is_hosted_with(folder: Path) -> None:
+    path = write_component(folder, "teller", TELLS)
+
+    async def one_after_the_other() -> list[Any]:
+        words = []
+        for text in ("first", "second"):
+            async with nemo_gym.open_servers(path, {"word": text}) as client:
+                words.append(await word(client, "teller"))
+            assert_nothing_is_open()
+        return words
+
+    assert asyncio.run(one_after_the_other()) == ["first", "second"]
+
+
+def test_configuration_is_there_when_a_module_is_imported_and_when_it_is_set_up(folder: Path) -> None:
+    app = (
+        "from nemo_gym.global_config import get_global_config_dict\n"
+        + SERVER.replace("super().setup_webserver()", "super().setup_webserver()\n        at_setup()")
+        + "ANSWER = [get_global_config_dict()['word']]\n"
+        + "def at_setup(): ANSWER.append(get_global_config_dict()['word'])\n"
+    )
+    path = write_component(folder, "early", app)
+
+    async def open_and_ask() -> Any:
+        async with nemo_gym.open_servers(path, {"word": "hello"}) as client:
+            return await word(client, "early")
+
+    assert asyncio.run(open_and_ask()) == ["hello", "hello"]
+
+
+def test_servers_opened_inside_others_leave_those_as_they_were(folder: Path) -> None:
+    outer_path = write_component(folder, "outer", TELLS)
+    inner_path = write_component(folder, "inner", TELLS)
+
+    async def nested() -> None:
+        async with nemo_gym.open_servers(outer_path, {"word": "outside"}) as outer:
+            async with nemo_gym.open_servers(inner_path, {"word": "inside"}) as inner:
+                assert ServerClient.load_from_global_config() is inner
+                assert await word(inner, "inner") == "inside"
+                with pytest.raises(ConfigError, match="no server is named 'outer'"):
+                    await inner.post("outer", "/ask", json={})
+            assert ServerClient.load_from_global_config() is outer
+            assert await word(outer, "outer") == "outside"
+
+    asyncio.run(nested())
+    assert_nothing_is_open()
+
+
+def test_closing_inner_servers_does_not_break_calls_of_the_outer_ones(folder: Path) -> None:
+    """Both use the process's HTTP client; a call of the outer servers is under way while the inner close."""
+    path = write_component(folder, "calls_out", CALLS_OUT)
+    inner_path = write_component(folder, "inner")
+
+    async def nested() -> Any:
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            arrived.set()
+            await release.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+            writer.close()
+            await writer.wait_closed()
+
+        async with await asyncio.start_server(slow, "127.0.0.1", 0) as upstream:
+            url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}/"
+            async with nemo_gym.open_servers(path, {"url": url}) as outer:
+                call = asyncio.create_task(word(outer, "calls_out"))
+                await arrived.wait()
+                async with nemo_gym.open_servers(inner_path):
+                    pass
+                release.set()
+                return await call
+
+    assert asyncio.run(nested()) == "ok"
+
+
+CALLS_OUT = SERVER.replace(
+    "ANSWER}", "await (await request('GET', get_global_config_dict()['url'])).text()}"
+) + ("from nemo_gym.global_config import get_global_config_dict\nfrom nemo_gym.server_utils import request\n")
+
+
+def test_lifespans_run_and_end(folder: Path) -> None:
+    path = write_component(folder, "alive", with_lifespan("pass"))
+    up = folder / "resources_servers/alive/up"
+
+    async def opened() -> None:
+        async with nemo_gym.open_servers(path):
+            assert up.exists()
+
+    asyncio.run(opened())
+    assert not up.exists()
+
+
+def test_lifespan_ends_as_usual_when_the_caller_is_in_trouble(folder: Path) -> None:
+    path = write_component(folder, "unmoved", with_lifespan("pass"))
+    up = folder / "resources_servers/unmoved/up"
+
+    async def opened() -> None:
+        async with nemo_gym.open_servers(path):
+            assert up.exists()
+            raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        asyncio.run(opened())
+    assert not up.exists()
+    assert_nothing_is_open()
+
+
+def with_lifespan(start: str) -> str:
+    """An environment that shows in a file of its folder, `up`, whether it is alive."""
+    return SERVER.replace(
+        "super().setup_webserver()",
+        "super().setup_webserver()\n        app.router.lifespan_context = lifespan",
+    ) + (
+        "from contextlib import asynccontextmanager\n"
+        "from pathlib import Path\n"
+        "@asynccontextmanager\n"
+        "async def lifespan(app):\n"
+        "    Path(__file__).with_name('up').touch()\n"
+        f"    {start}\n"
+        "    yield\n"
+        "    Path(__file__).with_name('up').unlink()\n"
+    )
+
+
+def test_client_reaches_nobody_once_the_servers_are_closed(folder: Path) -> None:
+    path = write_component(folder, "closed")
+
+    async def after() -> None:
+        async with nemo_gym.open_servers(path) as client:
+            pass
+        with pytest.raises(ConfigError, match="closed"):
+            await client.post("closed", "/ask", json={})
+
+    asyncio.run(after())
+
+
+def test_open_files_may_be_as_many_as_allowed(folder: Path) -> None:
+    path = write_component(folder, "files")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    try:
+
+        async def opened() -> None:
+            async with nemo_gym.open_servers(path):
+                assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+        asyncio.run(opened())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+Break = Callable[[Path], object]
+
+BAD_INPUTS: dict[str, tuple[Break, type[ConfigError], str]] = {
+    "path": (lambda f: f.joinpath("good.yaml").unlink(), ConfigPathNotFoundError, "good.yaml"),
+    "yaml": (lambda f: write_files(f, {"good.yaml": "a: [1"}), ConfigSyntaxError, "good.yaml"),
+    "missing value": (lambda f: write_files(f, {"good.yaml": "a: ???"}), ConfigMissingValuesError, "a"),
+    "reference": (
+        lambda f: write_files(
+            f,
+            {
+                "good.yaml": "one: {resources_servers: {x: {entrypoint: app.py, domain: other, "
+                "to: {type: responses_api_models, name: polcy}}}}"
+            },
+        ),
+        ServerRefNotFoundError,
+        "polcy",
+    ),
+    "almost a server": (
+        lambda f: write_files(f, {"good.yaml": "one: {resources_servers: {x: {domain: other}}}"}),
+        AlmostServerError,
+        "one.resources_servers.x.entrypoint",
+    ),
+    "two with one name": (
+        lambda f: write_files(
+            f,
+            {
+                "good.yaml": "one: {resources_servers: {x: {entrypoint: a, domain: b}, "
+                "y: {entrypoint: a, domain: b}}}"
+            },
+        ),
+        ConfigError,
+        "two instances with one name: 'one'",
+    ),
+    "import": (lambda f: write_component(f, "good", "1/0"), ComponentError, "app.py:1"),
+    "setup": (
+        lambda f: write_component(f, "good", SERVER.replace("app.post", "1/0; app.post")),
+        ComponentError,
+        "app.py:11 raised ZeroDivisionError while it was set up",
+    ),
+    "settings": (
+        lambda f: write_component(
+            f, "good", SERVER.replace("ServerConfig\n\n", "ServerConfig\n    size: int\n")
+        ),
+        ComponentError,
+        "size",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_INPUTS)
+def test_bad_input_is_an_error_of_its_kind_and_leaves_nothing_open(folder: Path, kind: str) -> None:
+    write_component(folder, "good")
+    block = "{resources_servers: {good: {entrypoint: app.py, domain: other}}}"
+    write_files(folder, {"good.yaml": f"good: {block}"})
+    spoil, error, told = BAD_INPUTS[kind]
+    spoil(folder)
+
+    async def opened() -> None:
+        async with nemo_gym.open_servers("good.yaml"):
+            raise AssertionError("opened")
+
+    with pytest.raises(error) as caught:
+        asyncio.run(opened())
+    assert told in str(caught.value)
+    assert_nothing_is_open()
+
+
+def test_servers_that_started_are_ended_when_a_later_one_fails(folder: Path) -> None:
+    first = write_component(folder, "first", with_lifespan("pass"))
+    second = write_component(folder, "second", with_lifespan("raise OSError('no disk')"))
+
+    async def opened() -> None:
+        async with nemo_gym.open_servers([first, second]):
+            raise AssertionError("opened")
+
+    with pytest.raises(
+        ComponentError, match=r"second/app.py:\d+ raised OSError while it was started: no disk"
+    ):
+        asyncio.run(opened())
+    assert (folder / "resources_servers/second/up").exists()
+    assert not (folder / "resources_servers/first/up").exists()
+    assert_nothing_is_open()
+
+
+def test_error_of_an_environment_never_shows_a_secret(folder: Path) -> None:
+    app = SERVER.replace(
+        "app.post", "raise ValueError(get_global_config_dict()['policy_api_key'])\n        app.post"
+    )
+    path = write_component(
+        folder, "leaks", app + "from nemo_gym.global_config import get_global_config_dict\n"
+    )
+
+    async def opened() -> None:
+        async with nemo_gym.open_servers(path, {"policy_api_key": "sk-very-secret"}):
+            raise AssertionError("opened")
+
+    with pytest.raises(ComponentError) as caught:
+        asyncio.run(opened())
+    assert "sk-very-secret" not in str(caught.value)
+    assert "****" in str(caught.value)
+
+
+def test_importing_the_package_alone_loads_no_web_framework() -> None:
+    heavy = "{'fastapi', 'uvicorn', 'aiohttp', 'omegaconf'}"
+    code = f"import sys, nemo_gym; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
