@@ -27,7 +27,6 @@ from nemo_gym.http.response import (
 )
 from nemo_gym.http.session import (
     GlobalAIOHTTPAsyncClientConfig,
-    close_global_aiohttp_client,
     get_global_aiohttp_client,
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
@@ -50,7 +49,6 @@ __all__ = [
     "RetryPolicy",
     "ServerCallError",
     "ServerUnreachableError",
-    "close_global_aiohttp_client",
     "cookie_header",
     "fetch_text",
     "get_global_aiohttp_client",

@@ -62,11 +62,6 @@ class _SharedClients:
             keeper.asend(None).send(None)
         return session
 
-    async def close(self) -> None:
-        keeper = self._keepers.pop(asyncio.get_running_loop(), None)
-        if keeper is not None:
-            await keeper.aclose()
-
 
 async def _keep(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
     try:
@@ -91,8 +86,3 @@ def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> aiohttp.Cl
 
 def is_global_aiohttp_client_setup() -> bool:
     return _shared.config is not None
-
-
-async def close_global_aiohttp_client() -> None:
-    """Close the running loop's client; the next call opens a new one."""
-    await _shared.close()

@@ -18,9 +18,10 @@ from typing import IO, Literal, NamedTuple
 
 from nemo_gym.codec import decode_json
 from nemo_gym.config import GymConfig, ServerInstance, dump_config
-from nemo_gym.errors import HostingError, PortInUseError, ServerDiedError, ServerNotReadyError
+from nemo_gym.errors import ComponentError, PortInUseError, ServerDiedError, ServerNotReadyError
 from nemo_gym.launch.child import GRACE_S
 from nemo_gym.launch.logs import LogLines
+from nemo_gym.servers.serve import listen
 
 LogLine = Callable[[str, str], None]
 """Takes a server's name and one line that it wrote."""
@@ -141,7 +142,7 @@ class ServerProcess:
             )
         message = decode_json(line) if line else {}
         if "error" in message:
-            raise HostingError(message["error"])
+            raise ComponentError(message["error"])
         if "ready" not in message:
             await self.ended()
             raise ServerDiedError(self.obituary())
@@ -214,7 +215,7 @@ class ServerProcess:
 def bind(instance: ServerInstance, port: int) -> socket.socket:
     """A listening socket for a server, made before its process so that a taken port is known at once."""
     try:
-        return socket.create_server((instance.host, port), backlog=8192)
+        return listen(instance.host, port)
     except OSError as error:
         raise PortInUseError(
             f"{instance.name} cannot listen on {instance.host}:{port}: {error.strerror}; stop whoever does, "

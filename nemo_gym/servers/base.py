@@ -21,6 +21,7 @@ from nemo_gym.config import (
 )
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
+from nemo_gym.errors import NeMoGymError
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.sessions import SessionMiddleware, SessionStore
 
@@ -104,11 +105,14 @@ class SimpleServer(BaseServer):
             return cls.from_instance(hosting).setup_webserver()
         from nemo_gym.servers.serve import serve  # uvicorn: not needed where servers are embedded
 
-        config = assign_ports(load_config(overrides=parse_arguments(sys.argv[1:])))
-        set_global_config_dict(config.values)
-        hosting = cls._hosting_from(config)
-        current_hosting.set(hosting)
-        app = cls.from_instance(hosting).setup_webserver()
+        try:
+            hosting = cls._hosting_from(assign_ports(load_config(overrides=parse_arguments(sys.argv[1:]))))
+            set_global_config_dict(hosting.config.values)
+            current_hosting.set(hosting)
+            app = cls.from_instance(hosting).setup_webserver()
+        except NeMoGymError as error:  # a script has no command line of ours around it
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            sys.exit(error.exit_code)
         serve(HostedServer(hosting.instance.name, app), hosting.instance)
         return None
 

@@ -1,7 +1,6 @@
 """The head server: tells everyone what servers there are and where. It never tells a secret."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic import BaseModel
 from nemo_gym.client import base_url
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import PortInUseError
+from nemo_gym.servers.serve import listen
 
 
 class ServerStatus(BaseModel):
@@ -69,7 +69,7 @@ async def serve_head(head: HeadServer) -> AsyncIterator[None]:
     """The head server answers while the context is open."""
     host, port = head.config.host, head.config.port
     try:
-        listener = socket.create_server((host, port))
+        listener = listen(host, port)
     except OSError as error:
         raise PortInUseError(
             f"the head server cannot listen on {host}:{port}: {error.strerror}; is another ng_run up? "

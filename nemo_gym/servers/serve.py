@@ -10,8 +10,16 @@ import uvicorn
 from nemo_gym.config import ServerInstance
 from nemo_gym.servers.hosted import HostedServer
 
+BACKLOG = 8192
+"""Connections that may wait to be accepted: a collector opens hundreds at once."""
 _START_UP_FAILED = 3
 """uvicorn's own exit code for it."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, on whichever kind of address the host is."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 class _Server(uvicorn.Server):
@@ -37,7 +45,7 @@ def uvicorn_config(app: HostedServer, host: str, port: int) -> uvicorn.Config:
         # Longer than the client keeps an idle connection, so that the server is never first to close it.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=10,
-        backlog=8192,
+        backlog=BACKLOG,
     )
 
 

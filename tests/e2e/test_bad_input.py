@@ -102,7 +102,7 @@ ERRORS = {
     "ConfigError",
     "ConfigPathNotFoundError",
     "ConfigSyntaxError",
-    "HostingError",
+    "ComponentError",
     "ServerDiedError",
     "ServerNotReadyError",
     "ServerRefNotFoundError",

@@ -151,3 +151,10 @@ def test_app_run_as_a_script_serves_until_it_is_stopped(
         output, _ = process.communicate(timeout=20)
         assert process.returncode in (0, -number)
         assert "Traceback" not in output
+
+
+def test_app_run_as_a_script_with_a_wrong_configuration_says_so_in_one_message(folder: Path) -> None:
+    command = [sys.executable, "resources_servers/ledger/app.py", "+config_paths=[not_there.yaml]"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigPathNotFoundError") and "Traceback" not in done.stderr

@@ -7,7 +7,6 @@ import pytest
 
 from nemo_gym.http import (
     GlobalAIOHTTPAsyncClientConfig,
-    close_global_aiohttp_client,
     get_global_aiohttp_client,
     request,
 )
@@ -39,18 +38,6 @@ def test_each_of_two_event_loops_has_a_client_of_its_own() -> None:
     first, second = asyncio.run(call()), asyncio.run(call())
     assert first is not second
     assert first.closed and second.closed
-
-
-def test_closed_client_is_replaced_at_the_next_call() -> None:
-    async def run() -> None:
-        first = await call()
-        await close_global_aiohttp_client()
-        await close_global_aiohttp_client()
-        assert first.closed
-        second = await call()
-        assert second is not first and not second.closed
-
-    asyncio.run(run())
 
 
 def test_client_that_somebody_else_closed_is_replaced() -> None:
