@@ -69,6 +69,7 @@ async def measure(plain_port: int, plain_pid: int) -> list[Bar]:
         host_embedded(config) as embedded,
         aiohttp.ClientSession() as session,
     ):
+        await fleet.start()
         served = calls_of(ServerClient(config.head_server, config.values))
         local = calls_of(embedded)
 

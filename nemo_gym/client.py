@@ -8,7 +8,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from http.cookies import SimpleCookie
 from itertools import count
@@ -19,6 +19,8 @@ import aiohttp
 from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.config import DEFAULT_HEAD_SERVER_PORT
+from nemo_gym.config.plain import frozen_dictconfig
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import (
@@ -30,8 +32,6 @@ from nemo_gym.http import (
     request,
 )
 from nemo_gym.types import SERVER_KINDS
-
-DEFAULT_HEAD_SERVER_PORT = 11000
 
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_-]+)+")
@@ -72,15 +72,17 @@ class ServerAddress:
 
     urls: tuple[str, ...]
     cookie_name: str
+    turns: "count[int]" = field(default_factory=count)
+    """Whose turn it is to begin a session."""
 
-    def url(self, cookies: Cookies, turn: int) -> str:
+    def url(self, cookies: Cookies) -> str:
         """The worker that holds the session; whoever's turn it is where there is none yet."""
         if len(self.urls) == 1:
             return self.urls[0]
         morsel = cookies.get(self.cookie_name)
         session_id = morsel if isinstance(morsel, str) else morsel.value if morsel else ""
         held = _WORKER_OF_SESSION.fullmatch(session_id)
-        return self.urls[(int(held[1]) if held else turn) % len(self.urls)]
+        return self.urls[(int(held[1]) if held else next(self.turns)) % len(self.urls)]
 
 
 def get_server_url(server_config: Mapping[str, Any] | BaseServerConfig) -> str:
@@ -112,7 +114,6 @@ class ServerClient:
         self.global_config_dict = global_config_dict if global_config_dict is not None else {}
         self._local_servers = local_servers if local_servers is not None else {}
         self._addresses: dict[str, ServerAddress] = {}
-        self._turn = count()
 
     @classmethod
     def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> "ServerClient":
@@ -121,8 +122,6 @@ class ServerClient:
         if head_server_config is None and opened is not None:
             return opened
         head = head_server_config or cls.load_head_server_config()
-        from omegaconf import DictConfig
-
         url = f"{base_url(head.host, head.port)}/global_config_dict_yaml"
         values = _config_on(fetch_text(url))
         if values is None:
@@ -130,7 +129,7 @@ class ServerClient:
                 f"what answers at {url} is no head server; start one with ng_run '+config_paths=[...]', "
                 "or name its address with +head_server.host=… +head_server.port=…"
             )
-        return cls(head, DictConfig(values))
+        return cls(head, frozen_dictconfig(values))
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:
@@ -148,41 +147,56 @@ class ServerClient:
     async def post(self, server_name: str, url_path: str, **kwargs: Any) -> ClientResponse:
         return await self.request(server_name, url_path, "POST", **kwargs)
 
-    async def request(self, server_name: str, url_path: str, method: str, **kwargs: Any) -> ClientResponse:
-        """One call. Error statuses are answers; no answer at all is a ServerUnreachableError."""
-        if "timeout" in kwargs:  # aiohttp's spelling of it
-            timeout = kwargs.pop("timeout")
-            kwargs["timeout_s"] = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
-        server = self._local_servers.get(server_name)
-        if server is not None:
-            return await self._request_here(server, server_name, url_path, method, **kwargs)
-        address = self._address(server_name)
-        url = address.url(kwargs.get("cookies") or {}, next(self._turn)) + url_path
-        try:
-            return await request(method, url, **kwargs)
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise ServerUnreachableError(server_name, f"no answer from {method} {url}: {reason}") from error
-
-    async def _request_here(
+    async def request(
         self,
-        server: LocalServer,
         server_name: str,
         url_path: str,
         method: str,
         *,
-        timeout_s: float | None = None,
-        **kwargs: Any,
+        timeout: "float | aiohttp.ClientTimeout | None" = None,  # noqa: ASYNC109 - what callers know
+        **options: Any,
     ) -> ClientResponse:
-        call = _local_call(method, url_path, **kwargs)
-        if timeout_s is None:
-            return await server.call(call)
+        """One call: `json` or `data`, `cookies`, `headers`, `params`. A timeout is for the whole of it.
+
+        Error statuses are answers; no answer at all is a ServerUnreachableError.
+        """
+        timeout_s = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
+        server = self._local_servers.get(server_name)
+        if server is None:
+            answering = self._over_http(server_name, url_path, method, **options)
+        else:
+            answering = server.call(_local_call(method, url_path, **options))
+        if not timeout_s:
+            return await answering
         try:
             async with asyncio.timeout(timeout_s):
-                return await server.call(call)
+                return await answering
         except TimeoutError as error:
             reason = f"no answer to {method} {url_path} in {timeout_s:g} s"
             raise ServerUnreachableError(server_name, reason) from error
+
+    async def _over_http(
+        self,
+        server_name: str,
+        url_path: str,
+        method: str,
+        *,
+        json: Any = None,
+        data: bytes | str | Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        cookies: Cookies | None = None,
+    ) -> ClientResponse:
+        url = self._address(server_name).url(cookies or {}) + url_path
+        try:
+            response = await request(
+                method, url, json=json, data=data, params=params, headers=headers, cookies=cookies
+            )
+            response.url = server_name + url_path  # as in one process: a port says nothing to anybody
+            return response
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise ServerUnreachableError(server_name, f"no answer from {method} {url}: {reason}") from error
 
     def _address(self, server_name: str) -> ServerAddress:
         address = self._addresses.get(server_name)

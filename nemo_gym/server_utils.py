@@ -1,6 +1,7 @@
 """Published names of servers and clients."""
 
-from nemo_gym.client import DEFAULT_HEAD_SERVER_PORT, ServerClient, get_server_url
+from nemo_gym.client import ServerClient, get_server_url
+from nemo_gym.config import DEFAULT_HEAD_SERVER_PORT
 from nemo_gym.global_config import get_first_server_config_dict, get_global_config_dict
 from nemo_gym.http import (
     MAX_NUM_TRIES,

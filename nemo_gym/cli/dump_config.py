@@ -13,5 +13,7 @@ COMMAND = Command(
     "dump_config",
     ConfigPaths,
     run,
-    "ng_dump_config '+config_paths=[resources_servers/calculator/configs/calculator.yaml]'",
+    "ng_dump_config '+config_paths=[resources_servers/calculator/configs/calculator.yaml,"
+    "responses_api_models/openai_model/configs/openai_model.yaml]' "
+    "+policy_base_url=http://127.0.0.1:8000/v1 +policy_api_key=none +policy_model_name=my-model",
 )

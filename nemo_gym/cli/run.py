@@ -4,6 +4,9 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
@@ -33,30 +36,30 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     output = _Output(stop)
-    stopping = asyncio.create_task(stop.wait())
-    serving = asyncio.create_task(_serve(config, options, output))
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
-        output.say("Stopping the servers …")
-        serving.cancel()
+    output.say(f"Starting {len(config.servers)} servers …")
     try:
-        await serving
-    except asyncio.CancelledError:
-        output.say("All servers are stopped.")
+        async with run_fleet(config, options, output.say_line) as fleet:
+            await _unless_stopped(fleet.start(), stop)
+            if not stop.is_set():
+                head = base_url(config.head_server.host, config.head_server.port)
+                output.say(status_table(fleet.statuses()))
+                output.say(f"All servers are ready; the head server is at {head}. Ctrl-C stops them.")
+                await _unless_stopped(fleet.watch(), stop)
+            output.say("Stopping the servers …")
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
-    finally:
-        stopping.cancel()
+    output.say("All servers are stopped.")
     return 0
 
 
-async def _serve(config: GymConfig, options: RunConfig, output: "_Output") -> None:
-    output.say(f"Starting {len(config.servers)} servers …")
-    async with run_fleet(config, options, output.say_line) as fleet:
-        head = base_url(config.head_server.host, config.head_server.port)
-        output.say(status_table(fleet.statuses()))
-        output.say(f"All servers are ready; the head server is at {head}. Ctrl-C stops them.")
-        await fleet.watch()
+async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Run until it is done or `stop` is set."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
 
 
 class _Output:
@@ -81,5 +84,6 @@ COMMAND = Command(
     RunConfig,
     run,
     "ng_run '+config_paths=[resources_servers/calculator/configs/calculator.yaml,"
-    "responses_api_models/openai_model/configs/openai_model.yaml]'",
+    "responses_api_models/openai_model/configs/openai_model.yaml]' "
+    "+policy_base_url=http://127.0.0.1:8000/v1 +policy_api_key=none +policy_model_name=my-model",
 )

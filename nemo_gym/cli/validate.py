@@ -27,5 +27,7 @@ COMMAND = Command(
     "validate",
     ConfigPaths,
     run,
-    "ng_validate '+config_paths=[resources_servers/calculator/configs/calculator.yaml]'",
+    "ng_validate '+config_paths=[resources_servers/calculator/configs/calculator.yaml,"
+    "responses_api_models/openai_model/configs/openai_model.yaml]' "
+    "+policy_base_url=http://127.0.0.1:8000/v1 +policy_api_key=none +policy_model_name=my-model",
 )

@@ -1,6 +1,7 @@
 """The configuration of this process, for code that asks for it instead of being given it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ class _Holder:
     values: "DictConfig | None" = None
 
 
-_current = _Holder()
+_holders = [_Holder()]
+"""The last is the current one; above the first stand those of the servers that are open, in their order."""
 
 
 def set_global_config_dict(values: "DictConfig | Mapping[str, Any] | None") -> None:
@@ -25,13 +27,24 @@ def set_global_config_dict(values: "DictConfig | Mapping[str, Any] | None") -> N
     from omegaconf import DictConfig
 
     if values is None or isinstance(values, DictConfig):
-        _current.values = values
+        _holders[-1].values = values
     else:
-        _current.values = frozen_dictconfig(plain_data(values))
+        _holders[-1].values = frozen_dictconfig(plain_data(values))
+
+
+@contextmanager
+def global_config_dict(values: "DictConfig") -> "Iterator[None]":
+    """Makes this the configuration of the process meanwhile; several may be left in any order."""
+    holder = _Holder(values)
+    _holders.append(holder)
+    try:
+        yield
+    finally:
+        _holders[:] = [other for other in _holders if other is not holder]
 
 
 def maybe_get_global_config_dict() -> "DictConfig | None":
-    return _current.values
+    return _holders[-1].values
 
 
 def get_global_config_dict(
@@ -39,9 +52,10 @@ def get_global_config_dict(
     global_config_dict_parser_cls: type[GlobalConfigDictParser] = GlobalConfigDictParser,
 ) -> "DictConfig":
     """The configuration of the process; if there is none yet, that of its command line, from then on."""
-    if _current.values is None:
-        _current.values = global_config_dict_parser_cls().parse(global_config_dict_parser_config)
-    return _current.values
+    holder = _holders[-1]
+    if holder.values is None:
+        holder.values = global_config_dict_parser_cls().parse(global_config_dict_parser_config)
+    return holder.values
 
 
 def get_hf_token() -> str | None:

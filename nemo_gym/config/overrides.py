@@ -93,6 +93,8 @@ def _paths(text: str) -> Any:
     parsed = parse_value(text)
     if not parsed.literal:
         return parsed.value
+    if text.startswith("[") != text.endswith("]"):
+        raise ConfigSyntaxError(f"config_paths: {text!r} is half a list; write [a.yaml,b.yaml]")
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     parts = (part.strip() for part in inside.split(","))
     return [part[1:-1] if is_quoted(part) else part for part in parts if part]

@@ -79,7 +79,10 @@ def _found(value: Any, secret: bool) -> Iterator[str]:
         for item in value:
             yield from _found(item, secret)
     elif secret and value is not None and not isinstance(value, bool):
-        yield from (str(value), str(value).split(" ")[-1])  # `Bearer <token>`: the token alone, too
+        # A text block ends in a line break, `Bearer <token>` holds the token: those alone, too.
+        yield str(value)
+        for line in str(value).split("\n"):
+            yield from (line.strip(), line.split(" ")[-1].strip())
     elif isinstance(value, str) and "://" in value:
         yield from (user.partition(":")[2] for _, user in _URL_USER.findall(value))
         yield from (text for _, text in _URL_QUERY.findall(value))

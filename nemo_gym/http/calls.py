@@ -37,10 +37,11 @@ class RetryPolicy:
     """First wait; doubles on each later try, half of it random."""
     max_delay_s: float = 30.0
     """Longest single wait, a server's Retry-After included."""
-    total_s: float = 900.0
-    """No further try begins after this long."""
+    total_s: float = 3600.0
+    """No further try begins after this long, and to an endpoint outside none goes on. Generous: a long
+    generation is one try."""
     statuses: tuple[int, ...] = ()
-    """Answers that are worth another try."""
+    """Answers that are worth another try: those of an endpoint outside. Empty between our own servers."""
 
     def delay_s(self, failures: int, retry_after_s: float | None) -> float:
         """How long to wait after so many failures in a row."""
@@ -58,7 +59,11 @@ CONNECT_ONLY = RetryPolicy(base_delay_s=0.1, total_s=10.0)
 MODEL_ENDPOINT = RetryPolicy(statuses=tuple(RETRY_ERROR_CODES))
 """To an endpoint outside: its own failures and its rate limit too."""
 
-_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ClientConnectionResetError)
+_NEVER_SENT = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientConnectionResetError,
+    aiohttp.ConnectionTimeoutError,
+)
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 
 _LARGE = 2**20
@@ -85,14 +90,16 @@ async def request(
         sent_headers.setdefault("Content-Type", "application/json")
     if cookies:
         sent_headers["Cookie"] = cookie_header(cookies)
+    # A redirect is an answer like any other, as it is in one process.
+    sending: dict[str, Any] = {"allow_redirects": False, **options}
     if timeout_s is not None:
-        options["timeout"] = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
+        sending["timeout"] = aiohttp.ClientTimeout(total=timeout_s, sock_connect=30)
     session = get_global_aiohttp_client()
 
     async def send() -> ClientResponse:
         sent_data = BytesIO(data) if isinstance(data, bytes) and len(data) >= _LARGE else data
         async with session.request(
-            method, url, data=sent_data, headers=sent_headers, params=params, **options
+            method, url, data=sent_data, headers=sent_headers, params=params, **sending
         ) as response:
             body = await response.read()
             return ClientResponse(
@@ -116,7 +123,9 @@ async def with_retries(
         error: Exception | None = None
         response: ClientResponse | None = None
         try:
-            response = await send()
+            # Between our servers one call may be a whole rollout; its deadline is the caller's.
+            async with asyncio.timeout(deadline - clock() if policy.statuses else None):
+                response = await send()
         except _NEVER_SENT as failure:
             error = failure
         except _BROKEN as failure:

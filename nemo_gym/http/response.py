@@ -5,7 +5,7 @@ Invariant: an answer is read to its end before anyone sees it, so no caller can 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from contextlib import suppress
 from http.cookies import CookieError, Morsel, SimpleCookie
 from typing import Any
 
@@ -131,12 +131,24 @@ class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
         text = self.response_content[:2000].decode("utf-8", "replace")
         super().__init__(info, (), status=response.status, message=text, headers=headers)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        headers = tuple(self.headers.items()) if self.headers else ()
+        method, url = self.request_info.method, str(self.request_info.url)
+        return _rebuilt, (type(self), self.status, headers, self.response_content, method, url)
+
     def __str__(self) -> str:
         origin = f" ({self.server} answered {self.origin_status})" if self.server else ""
         return f"{self.request_info.method} {self.request_info.url}: {self.status}{origin}: {self.message}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+
+def _rebuilt(
+    cls: type[ServerCallError], status: int, headers: Headers, body: bytes, method: str, url: str
+) -> ServerCallError:
+    """The error as it was before it went to another process."""
+    return cls(ClientResponse(status, headers, body, method=method, url=url))
 
 
 class EndpointError(ServerCallError):
@@ -147,8 +159,12 @@ class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
     """No answer came: refused, broken off or timed out. Always infrastructure."""
 
     def __init__(self, server: str, reason: str) -> None:
-        super().__init__(f"{server}: {reason}")
+        super().__init__(f"{server}: {reason}" if server else reason)
         self.server = server
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.server, self.reason)
 
 
 def _shown(url: str) -> str:
@@ -191,20 +207,12 @@ def _coded(value: "str | Morsel[str]") -> str:
 def _parse_set_cookies(headers: Iterable[str]) -> SimpleCookie:
     cookies = SimpleCookie()
     for header in headers:
-        morsel = _morsel(header)
-        if morsel is not None:
+        # The cookie that goes back, spelt as the server did.
+        name, _, coded = header.partition(";")[0].partition("=")
+        coded = coded.strip()
+        value = coded if not coded.startswith('"') else cookies.value_decode(coded)[0]
+        morsel: Morsel[str] = Morsel()
+        with suppress(CookieError):  # no name that a cookie can have
+            morsel.set(name.strip(), value, coded)
             dict.__setitem__(cookies, morsel.key, morsel)
     return cookies
-
-
-@lru_cache(maxsize=4096)  # every answer of a session sets the same cookie again
-def _morsel(header: str) -> Morsel[str] | None:
-    """The cookie that goes back, spelt as the server did; None if it has no name that a cookie can have."""
-    name, _, coded = header.partition(";")[0].partition("=")
-    coded = coded.strip()
-    morsel: Morsel[str] = Morsel()
-    try:
-        morsel.set(name.strip(), SimpleCookie().value_decode(coded)[0], coded)
-    except CookieError:
-        return None
-    return morsel

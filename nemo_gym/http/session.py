@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import aiohttp
 from pydantic import BaseModel
@@ -18,6 +17,11 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
     global_aiohttp_client_request_debug: bool = False
 
 
+class _Kept(NamedTuple):
+    session: aiohttp.ClientSession
+    keeper: AsyncGenerator[None, None]
+
+
 class _SharedClients:
     """One aiohttp session for each event loop, because a session belongs to the loop it was made on.
 
@@ -27,21 +31,17 @@ class _SharedClients:
 
     def __init__(self) -> None:
         self.config: GlobalAIOHTTPAsyncClientConfig | None = None
-        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            WeakKeyDictionary()
-        )
-        self._keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = (
-            WeakKeyDictionary()
-        )
+        self._open_ones: dict[asyncio.AbstractEventLoop, _Kept] = {}
 
     def get(self) -> aiohttp.ClientSession:
-        session = self._sessions.get(asyncio.get_running_loop())
-        if session is None or session.closed:
-            session = self._open()
-        return session
+        kept = self._open_ones.get(asyncio.get_running_loop())
+        return self._open() if kept is None or kept.session.closed else kept.session
 
     def _open(self) -> aiohttp.ClientSession:
-        config = self.config or GlobalAIOHTTPAsyncClientConfig()
+        # Unless somebody sized it, the pool holds nobody back: callers bound what is in flight.
+        config = self.config or GlobalAIOHTTPAsyncClientConfig(
+            global_aiohttp_connector_limit=0, global_aiohttp_connector_limit_per_host=0
+        )
         connector = aiohttp.TCPConnector(
             limit=config.global_aiohttp_connector_limit,
             limit_per_host=config.global_aiohttp_connector_limit_per_host,
@@ -54,20 +54,23 @@ class _SharedClients:
             cookie_jar=aiohttp.DummyCookieJar(),  # cookies belong to one rollout, never to the process
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         )
-        loop = asyncio.get_running_loop()
-        self._sessions[loop] = session
-        self._keepers[loop] = keeper = _keep(session)
+        keeper = self._keep(asyncio.get_running_loop(), session)
+        self._open_ones[asyncio.get_running_loop()] = _Kept(session, keeper)
         # Runs the generator up to its yield: nothing is awaited before it.
         with suppress(StopIteration):
             keeper.asend(None).send(None)
         return session
 
-
-async def _keep(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    finally:
-        await session.close()
+    async def _keep(
+        self, loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession
+    ) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await session.close()
+            kept = self._open_ones.get(loop)
+            if kept is not None and kept.session is session:
+                del self._open_ones[loop]
 
 
 _shared = _SharedClients()  # the contract offers the process's client as free functions

@@ -36,7 +36,7 @@ def main() -> None:
     for descriptor in (options.listener_fd, options.status_fd):
         os.set_inheritable(descriptor, False)  # what the environment starts must not hold the port
     config = config_from_bytes(sys.stdin.buffer.readline())
-    parent = _Parent()
+    parent = _Parent(_take_standard_input())
     threading.Thread(target=parent.watch, daemon=True).start()
     set_global_config_dict(config.values)
     listener = socket.socket(fileno=options.listener_fd)
@@ -57,6 +57,15 @@ def main() -> None:
     )
 
 
+def _take_standard_input() -> int:
+    """The pipe to the parent, away from what the environment starts: that finds its own input empty."""
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
+
+
 def _tell(status_fd: int, message: dict[str, object]) -> None:
     os.write(status_fd, encode_json(message) + b"\n")
 
@@ -64,13 +73,14 @@ def _tell(status_fd: int, message: dict[str, object]) -> None:
 class _Parent:
     """Whoever started this process: when it is gone, so is this process and everything that it started."""
 
-    def __init__(self) -> None:
+    def __init__(self, lifeline: int) -> None:
+        self._lifeline = lifeline
         self.asks_first = threading.Event()
         """Set once there is a server that a signal stops in good order."""
         self._gone = threading.Event()
 
     def watch(self) -> None:
-        while os.read(sys.stdin.fileno(), 4096):
+        while os.read(self._lifeline, 4096):
             pass
         self._gone.set()
         if self.asks_first.is_set():

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from nemo_gym.client import LocalServer, ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, component_roots, load_config, overrides_from, redact
-from nemo_gym.config.current import maybe_get_global_config_dict, set_global_config_dict
+from nemo_gym.config.current import global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
@@ -38,8 +38,7 @@ async def host_embedded(config: GymConfig) -> AsyncIterator[ServerClient]:
     servers: dict[str, HostedServer] = {}
     local: Mapping[str, LocalServer] = servers
     client = ServerClient(config.head_server, config.values, local_servers=local)
-    with _global_config(config):
-        token = current_client.set(client)
+    with global_config_dict(config.values), _current(client):
         try:
             for instance in config.servers:
                 servers[instance.name] = build_hosted(config, instance.name, client)
@@ -48,7 +47,6 @@ async def host_embedded(config: GymConfig) -> AsyncIterator[ServerClient]:
                     await running.enter_async_context(_alive(config, instance, servers[instance.name]))
                 yield client
         finally:
-            current_client.reset(token)
             servers.clear()
 
 
@@ -76,7 +74,7 @@ def build_hosted(
     hosting = Hosting(config, instance, client, file, worker)
     token = current_hosting.set(hosting)
     try:
-        return HostedServer(name, _application(hosting))
+        return HostedServer(name, _application(hosting), config.secrets)
     except ComponentError as error:
         raise _redacted(error, config) from error
     finally:
@@ -104,11 +102,12 @@ def _application(hosting: Hosting) -> FastAPI:
 
 
 @contextmanager
-def _global_config(config: GymConfig) -> Iterator[None]:
-    """What `get_global_config_dict()` gives meanwhile."""
-    before = maybe_get_global_config_dict()
-    set_global_config_dict(config.values)
+def _current(client: ServerClient) -> Iterator[None]:
+    """What `ServerClient.load_from_global_config()` gives meanwhile; may be left in another task."""
+    before = current_client.get()
+    current_client.set(client)
     try:
         yield
     finally:
-        set_global_config_dict(before)
+        if current_client.get() is client:
+            current_client.set(before)

@@ -15,7 +15,8 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ServerDiedError
 from nemo_gym.launch.process import LogLine, ServerProcess
-from nemo_gym.servers.head import HeadServer, ServerStatus, serve_head
+from nemo_gym.servers.head import HeadServer, ServerStatus
+from nemo_gym.servers.serve import serve_head
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +97,11 @@ class Fleet:
 
 @asynccontextmanager
 async def run_fleet(config: GymConfig, options: FleetConfig, on_line: LogLine) -> AsyncIterator[Fleet]:
-    """All servers started and ready, the head server answering; stopped when the context is left."""
+    """The servers, to be started, behind a head server that answers; all stopped when the context is left."""
     fleet = Fleet(config, options, on_line)
     head = HeadServer(config=config.head_server, masked_config=config.masked(), statuses=fleet.statuses)
     async with serve_head(head):
         try:
-            await fleet.start()
             yield fleet
         finally:
             await fleet.stop()

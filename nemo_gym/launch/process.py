@@ -130,6 +130,8 @@ class ServerProcess:
             done, _ = await asyncio.wait(
                 {telling, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
+            if telling in done and not telling.result():  # the pipe is closed: it ends, or never tells
+                done, _ = await asyncio.wait({ending}, timeout=timeout_s)
             line = telling.result() if telling in done else b""
         finally:
             telling.cancel()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -15,6 +16,7 @@ from nemo_gym.http import (
     ClientResponse,
     EndpointError,
     RetryPolicy,
+    ServerUnreachableError,
     request,
 )
 
@@ -45,20 +47,20 @@ class NeMoGymAsyncOpenAI:
         self.internal = internal
         self._retry = CONNECT_ONLY if internal else retry
 
-    async def create_response(self, **kwargs: Any) -> dict[str, Any]:
+    async def create_response(self, /, **kwargs: Any) -> dict[str, Any]:
         return await self._post("/responses", kwargs)
 
-    async def create_chat_completion(self, **kwargs: Any) -> dict[str, Any]:
+    async def create_chat_completion(self, /, **kwargs: Any) -> dict[str, Any]:
         return await self._post("/chat/completions", kwargs)
 
-    async def create_completion(self, **kwargs: Any) -> dict[str, Any]:
+    async def create_completion(self, /, **kwargs: Any) -> dict[str, Any]:
         return await self._post("/completions", kwargs)
 
-    async def create_models(self, **kwargs: Any) -> dict[str, Any]:
+    async def create_models(self, /, **kwargs: Any) -> dict[str, Any]:
         """What the endpoint serves."""
         return await self._call("GET", f"{self.base_url}/models", params=kwargs or None)
 
-    async def create_tokenize(self, **kwargs: Any) -> dict[str, Any]:
+    async def create_tokenize(self, /, **kwargs: Any) -> dict[str, Any]:
         """Token ids of a text or a conversation; the route stands beside `/v1`, not below it."""
         return await self._call("POST", f"{self.base_url.removesuffix('/v1')}/tokenize", json=kwargs)
 
@@ -66,7 +68,12 @@ class NeMoGymAsyncOpenAI:
         return await self._call("POST", self.base_url + path, json=body)
 
     async def _call(self, method: str, url: str, **options: Any) -> dict[str, Any]:
-        response = await request(method, url, headers=self._headers, retry=self._retry, **options)
+        try:
+            response = await request(method, url, headers=self._headers, retry=self._retry, **options)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            where = URL(url).with_user(None).with_query(None)
+            raise ServerUnreachableError("", f"no answer from {method} {where}: {reason}") from error
         if not response.ok:
             raise EndpointError(response)
         return await _object(response)
@@ -77,7 +84,7 @@ async def _object(response: ClientResponse) -> dict[str, Any]:
     body = await response.read()
     try:
         answer = decode_json(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         text = b"the endpoint's answer is not a JSON object: " + body[:500]

@@ -21,7 +21,7 @@ class Collector:
         self.status = 0
         self.headers: list[tuple[str, str]] = []
         self.body: list[bytes] = []
-        self.is_whole = False
+        self.whole = asyncio.Event()
         self._pass_on = pass_on
 
     async def send(self, message: Message) -> None:
@@ -32,13 +32,14 @@ class Collector:
             ]
         elif self._pass_on is None:
             self.body.append(message.get("body", b""))
-            self.is_whole = not message.get("more_body")
+            if not message.get("more_body"):
+                self.whole.set()
         if self._pass_on is not None:
             await self._pass_on(message)
 
     def answer(self) -> Answer:
-        """What is to be sent: nothing if it was passed on, or if it broke off."""
-        if not self.is_whole:
+        """What is to be sent: nothing if it broke off."""
+        if not self.whole.is_set():
             return 0, [], b""
         headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]
         return self.status, headers, b"".join(self.body)
@@ -99,25 +100,29 @@ def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None
     }
 
 
-def receive_body(body: bytes) -> Receive:
+def receive_body(body: bytes, then: Receive | None = None) -> Receive:
+    """The receiving side of a request whose body is read already; `then` tells what comes after it."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        # The caller stays until the answer is there; whoever listens for it to leave is cancelled then.
+        if then is not None:
+            return await then()
+        # A caller of this process stays until the answer is there; whoever listens for it to leave is
+        # cancelled then.
         return await asyncio.Event().wait() and {"type": "http.disconnect"}
 
     return receive
 
 
-async def read_body(receive: Receive) -> bytes:
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        return body
-    parts = [body]
-    while message.get("more_body"):
+async def read_body(receive: Receive) -> bytes | None:
+    """The whole body; None if the caller left before its end."""
+    parts = []
+    while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         parts.append(message.get("body", b""))
-    return b"".join(parts)
+        if not message.get("more_body"):
+            return b"".join(parts) if len(parts) > 1 else parts[0]

@@ -113,7 +113,7 @@ class SimpleServer(BaseServer):
         except NeMoGymError as error:  # a script has no command line of ours around it
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             sys.exit(error.exit_code)
-        serve(HostedServer(hosting.instance.name, app), hosting.instance)
+        serve(HostedServer(hosting.instance.name, app, hosting.config.secrets), hosting.instance)
         return None
 
     @classmethod

@@ -6,6 +6,8 @@ again (data) or may well work later (infrastructure). Each server on the way up 
 
 import inspect
 import logging
+import traceback
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -18,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.codec import encode_json
+from nemo_gym.config import redact
 from nemo_gym.http import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
@@ -33,30 +36,65 @@ from nemo_gym.types import FailureKind
 
 logger = logging.getLogger(__name__)
 
-_NO_ANSWER = (ConnectionError, TimeoutError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+_NO_ANSWER = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+"""What the HTTP client we hand out raises; any other exception of an environment's code counts as data."""
 
 
-async def respond_to(error: Exception, request: Request, server_name: str) -> Response:
-    """The answer to a request whose endpoint raised: the application's own handler's, if it has one."""
-    handler = _handler_for(request.app, error)
-    if handler is None:
-        return _failure(error, server_name)
-    try:
-        if inspect.iscoroutinefunction(handler):
-            response: Response = await handler(request, error)
+@dataclass(frozen=True)
+class Failures:
+    """How one server fails: its name stands on every cause, its secrets in no answer and no log line."""
+
+    server_name: str
+    secrets: frozenset[str] = frozenset()
+
+    async def respond_to(self, error: Exception, request: Request) -> Response:
+        """The answer to a request whose endpoint raised: the application's own handler's, if it has one."""
+        handler = _handler_for(request.app, error)
+        if handler is None:
+            return self._failure(error)
+        try:
+            if inspect.iscoroutinefunction(handler):
+                response: Response = await handler(request, error)
+            else:
+                response = await run_in_threadpool(handler, request, error)
+        except Exception as second:  # the boundary to an environment's own code
+            return self._failure(second)
+        self.add_cause(response.headers, response.status_code)
+        return response
+
+    def add_cause(self, headers: MutableHeaders, status: int) -> None:
+        """Name the cause on an error status that an endpoint chose itself."""
+        if status >= 400 and FAILURE_KIND_HEADER not in headers:
+            kind: FailureKind = "infrastructure" if status in RATE_LIMIT_ERROR_CODES else "data"
+            headers.update(_cause(self.server_name, status, kind))
+
+    def log(self, error: Exception) -> None:
+        """Log an error that began here, with its traceback."""
+        text = "".join(traceback.format_exception(error))
+        shown = redact(text, self.secrets)
+        if shown == text:
+            logger.error("%s: %r", self.server_name, error, exc_info=error)
         else:
-            response = await run_in_threadpool(handler, request, error)
-    except Exception as second:  # the boundary to an environment's own code
-        return _failure(second, server_name)
-    add_cause(response.headers, response.status_code, server_name)
-    return response
+            logger.error("%s: %s", self.server_name, shown)
 
-
-def add_cause(headers: MutableHeaders, status: int, server_name: str) -> None:
-    """Name the cause on an error status that an endpoint chose itself."""
-    if status >= 400 and FAILURE_KIND_HEADER not in headers:
-        kind: FailureKind = "infrastructure" if status in RATE_LIMIT_ERROR_CODES else "data"
-        headers.update(_cause(server_name, status, kind))
+    def _failure(self, error: Exception) -> Response:
+        if isinstance(error, EndpointError):
+            cause = _cause(self.server_name, error.origin_status, error.kind)
+            body = redact(error.response_content.decode("utf-8", "surrogateescape"), self.secrets)
+            content = body.encode("utf-8", "surrogateescape")
+            return Response(content, error.status, cause, "application/json")
+        if isinstance(error, ServerCallError):
+            cause = _cause(error.server or self.server_name, error.origin_status, error.kind)
+            if error.status < 500:  # a refusal, which nobody logged where it was spoken
+                logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
+        elif isinstance(error, ServerUnreachableError):
+            cause = _cause(error.server or self.server_name, 503, "infrastructure")
+        else:  # it began here: the one place that logs it
+            self.log(error)
+            kind: FailureKind = "infrastructure" if isinstance(error, _NO_ANSWER) else "data"
+            cause = _cause(self.server_name, 500, kind)
+        text = redact(_described(error), self.secrets)
+        return Response(encode_json(text), 500, cause, "application/json")
 
 
 def _handler_for(app: Any, error: Exception) -> Any:
@@ -66,35 +104,12 @@ def _handler_for(app: Any, error: Exception) -> Any:
     return next((handlers[cls] for cls in type(error).__mro__ if cls in handlers), None)
 
 
-def _failure(error: Exception, server_name: str) -> Response:
-    if isinstance(error, EndpointError):
-        cause = _cause(server_name, error.origin_status, error.kind)
-        return Response(error.response_content, error.status, cause, "application/json")
-    if isinstance(error, ServerCallError):
-        cause = _cause(error.server or server_name, error.origin_status, error.kind)
-    elif isinstance(error, ServerUnreachableError):
-        cause = _cause(error.server, 503, "infrastructure")
-    else:  # it began here: the one place that logs it
-        log_failure(error, server_name)
-        cause = _cause(server_name, 500, "infrastructure" if isinstance(error, _NO_ANSWER) else "data")
-    return Response(encode_json(_described(error)), 500, cause, "application/json")
-
-
 def _described(error: Exception) -> str:
     """The exception's `repr`; one that hides what it found gets that added."""
     if isinstance(error, ResponseValidationError):
-        return f"ResponseValidationError({_summary(error)})"
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
+        return f"ResponseValidationError({'; '.join(found)})"
     return repr(error)
-
-
-def _summary(error: ResponseValidationError) -> str:
-    """What the endpoint's own result lacks, without the result."""
-    found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
-    return "; ".join(found)
-
-
-def log_failure(error: Exception, server_name: str) -> None:
-    logger.error("%s: %r", server_name, error, exc_info=error)
 
 
 def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
@@ -108,9 +123,9 @@ def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
 class FailureMiddleware:
     """Gives requests that go through the ASGI application the same failure answers."""
 
-    def __init__(self, app: ASGIApp, server_name: str, sessions: SessionStore) -> None:
+    def __init__(self, app: ASGIApp, failures: Failures, sessions: SessionStore) -> None:
         self.app = app
-        self.server_name = server_name
+        self.failures = failures
         self.sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +135,7 @@ class FailureMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                add_cause(MutableHeaders(scope=message), message["status"], self.server_name)
+                self.failures.add_cause(MutableHeaders(scope=message), message["status"])
             await send(message)
 
         try:
@@ -129,9 +144,9 @@ class FailureMiddleware:
             if scope["type"] != "http":
                 raise
             if started:  # too late for another answer: a background task failed, or a stream breaks off
-                log_failure(error, self.server_name)
+                self.failures.log(error)
                 return
-            response = await respond_to(error, Request(scope, receive), self.server_name)
+            response = await self.failures.respond_to(error, Request(scope, receive))
             if isinstance(session := scope.get("session"), Session):
                 send = adding_header(send, "set-cookie", self.sessions.set_cookie(session))
             await response(scope, receive, send)

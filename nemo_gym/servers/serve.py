@@ -1,13 +1,16 @@
-"""Serving over HTTP: one hosted server on one socket, with uvicorn."""
+"""Serving over HTTP with uvicorn: a hosted server for the life of its process, the head server meanwhile."""
 
+import asyncio
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 
 from nemo_gym.config import ServerInstance
+from nemo_gym.errors import PortInUseError
+from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
 
 BACKLOG = 8192
@@ -63,3 +66,35 @@ def serve(
         server.run([listener] if listener is not None else None)
     if not server.started:  # its start-up raised, and uvicorn has logged it
         sys.exit(_START_UP_FAILED)
+
+
+class _HeadServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to whoever runs the event loop."""
+        yield
+
+
+@asynccontextmanager
+async def serve_head(head: HeadServer) -> AsyncIterator[None]:
+    """The head server answers while the context is open."""
+    host, port = head.config.host, head.config.port
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        raise PortInUseError(
+            f"the head server cannot listen on {host}:{port}: {error.strerror}; is another ng_run up? "
+            "Stop it, or set another port with +head_server.port=<port>"
+        ) from error
+    server = _HeadServer(
+        uvicorn.Config(
+            head.setup_webserver(), log_level="warning", access_log=False, timeout_graceful_shutdown=2
+        )
+    )
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()

@@ -5,6 +5,7 @@ there on the caller's next request. A session that holds nothing but its id cost
 request is over: the id alone brings it back.
 """
 
+import logging
 import re
 import secrets
 from collections import OrderedDict
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nemo_gym.servers.asgi import adding_header, cookies_of
 from nemo_gym.types import SESSION_ID_KEY
+
+logger = logging.getLogger(__name__)
 
 _SESSION_ID = re.compile(r"(?:\d+w)?[0-9a-f]{32}")
 
@@ -42,6 +45,7 @@ class SessionStore:
     def __init__(self, cookie_name: str, *, worker: int | None = None, capacity: int = 65_536) -> None:
         self.cookie_name = cookie_name
         self._prefix = "" if worker is None else f"{worker}w"
+        self._warned = False
         self._capacity = capacity
         """Sessions with content that are kept; beyond it the longest unused goes."""
         self._in_use: dict[str, Session] = {}
@@ -75,6 +79,9 @@ class SessionStore:
         self._kept.move_to_end(session.id)
         if len(self._kept) > self._capacity:
             self._kept.popitem(last=False)
+            if not self._warned:
+                logger.warning("%s: %d sessions hold data; the oldest go", self.cookie_name, self._capacity)
+                self._warned = True
 
     def set_cookie(self, session: Session) -> str:
         """The value of the Set-Cookie header, which stands on every answer."""

@@ -132,7 +132,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return f"There is no tool named {name!r}."
         try:
             arguments = json.loads(call.get("arguments") or "")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return f"The arguments of this call are not JSON: {error}"
         answer = await self._post_resources(f"/{name}", arguments, cookies)
         return await answer.text()

@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     openai_base_url: str
-    openai_api_key: str
+    openai_api_key: str = Field(repr=False)
     openai_model: str
     """The model asked for, whatever a request names."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Laid over every request."""
-    openai_default_headers: dict[str, str] = Field(default_factory=dict)
+    openai_default_headers: dict[str, str] = Field(default_factory=dict, repr=False)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
     """Most requests at the endpoint at once; None: as many as there are rollouts."""
 

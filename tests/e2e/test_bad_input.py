@@ -64,6 +64,11 @@ CASES = {
         ("good is not ready after 6 s", "  loading", "+startup_timeout_s="),
         arguments=("+startup_timeout_s=6",),
     ),
+    "a server that closes its pipes and goes on": Case(
+        app("import os, time\nos.closerange(3, 64)\ntime.sleep(1000)"),
+        ("good is not ready after 6 s", "+startup_timeout_s="),
+        arguments=("+startup_timeout_s=6",),
+    ),
     "a server that dies at its start": Case(
         app("print('so it ends', flush=True)\nimport os\nos._exit(9)"),
         ("good died (exit code 9)", "  so it ends"),

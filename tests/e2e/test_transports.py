@@ -128,6 +128,7 @@ CALLS: list[tuple[str, str, str, dict[str, Any]]] = [
         {"data": b'{"expression": "1"}', "headers": {"Content-Type": "text/x"}},
     ),
     ("calculator", "POST", "/calculator?verbose=1", {"json": {"expression": "2*3"}}),
+    ("calculator", "POST", "/calculator/", {"json": {"expression": "2*3"}}),
     ("calculator", "POST", "/made_up", {"json": {}}),
     ("calculator", "GET", "/calculator", {}),
     ("calculator", "POST", "/verify", {"json": {"responses_create_params": {"input": []}}}),

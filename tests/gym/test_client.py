@@ -1,6 +1,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -18,8 +19,9 @@ from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import ServerUnreachableError
 from nemo_gym.server_utils import ServerClient, get_server_url
-from nemo_gym.servers.head import HeadServer, serve_head
+from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.serve import serve_head
 from tests.gym.http.raw_server import answer, serving
 from tests.gym.servers.serving import local_client, new_app, served, served_config
 from tests.support.commands import free_port
@@ -190,13 +192,12 @@ def never_answering() -> FastAPI:
 
 
 DEADLINES: list[dict[str, Any]] = [
-    {"timeout_s": 0.02},
     {"timeout": 0.02},
     {"timeout": aiohttp.ClientTimeout(total=0.02)},
 ]
 
 
-@pytest.mark.parametrize("deadline", DEADLINES, ids=["ours", "number", "aiohttp"])
+@pytest.mark.parametrize("deadline", DEADLINES, ids=["number", "aiohttp"])
 def test_deadline_of_a_call_is_kept_on_both_transports(deadline: dict[str, Any]) -> None:
     client = local_client(it=HostedServer("it", never_answering()))
     with pytest.raises(ServerUnreachableError, match="it: "):
@@ -232,8 +233,8 @@ def test_session_stays_with_the_worker_that_began_it() -> None:
     [(f"0w{ID}", 0), (f"1w{ID}", 1), (f"5w{ID}", 1), (ID, 3), ("", 3), ("1w", 3), (f"1w{ID}0", 3)],
 )
 def test_only_an_id_with_a_worker_in_it_chooses_the_worker(session_id: str, worker: int) -> None:
-    address = ServerAddress(("a", "b", "c", "d"), "cookie")
-    assert address.url({"cookie": session_id}, turn=3) == "abcd"[worker]
+    address = ServerAddress(("a", "b", "c", "d"), "cookie", turns=count(3))
+    assert address.url({"cookie": session_id}) == "abcd"[worker]
 
 
 def test_session_cookies_of_different_servers_never_share_a_name() -> None:
@@ -323,3 +324,25 @@ def test_head_servers_page_is_a_text_with_yaml_in_it() -> None:
         return await (await client.get("head", "/global_config_dict_yaml")).json()
 
     assert yaml.safe_load(asyncio.run(run())) == {"a": {"b": [1, "ü"]}}
+
+
+def test_new_sessions_go_round_all_workers_whatever_is_called_between() -> None:
+    async def run() -> list[int]:
+        async with serving(answer(200)) as first, serving(answer(200)) as second:
+            ports = [int(raw.url.rpartition(":")[2]) for raw in (first, second)]
+            config = served_config("it", first.url, worker_ports=ports)
+            client = ServerClient(global_config_dict=config)
+            for _ in range(10):
+                await client.post("it", "/seed")
+                await client.post("it", "/tool", cookies={COOKIE: f"0w{ID}"})
+            return [sum(b"/seed" in request for request in raw.requests) for raw in (first, second)]
+
+    assert asyncio.run(run()) == [5, 5]
+
+
+def test_unknown_option_of_a_call_is_refused_on_both_transports() -> None:
+    local = local_client(it=HostedServer("it", mirror()))
+    over_http = ServerClient(global_config_dict=served_config("it", "http://127.0.0.1:1"))
+    for client in (local, over_http):
+        with pytest.raises(TypeError, match="proxy"):
+            asyncio.run(client.post("it", "/direct", proxy="http://127.0.0.1"))

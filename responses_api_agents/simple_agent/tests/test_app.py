@@ -251,7 +251,7 @@ def test_tool_that_the_model_made_up_is_answered_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "add 1", '{"a": }', "{'a': 1}"])
+@pytest.mark.parametrize("arguments", ["", "{", "add 1", '{"a": }', "{'a': 1}", "[" * 3000])
 def test_arguments_that_are_not_json_are_for_the_model_to_see(arguments: str) -> None:
     world = World(after_tools(call("any", arguments)))
     output = world.run()["response"]["output"][1]["output"]

@@ -101,3 +101,9 @@ def test_dictconfigs_are_masked_too() -> None:
     values = OmegaConf.create({"headers": [{"api_key": SECRET}]})
     assert mask_secrets(values) == {"headers": [{"api_key": "****"}]}
     assert secret_values(values) == {SECRET}
+
+
+def test_secret_in_a_text_block_is_found_line_by_line() -> None:
+    secrets = secret_values({"policy_api_key": "sk-abcdef123456\n", "my_secret": "first-line\nsecond-line\n"})
+    told = redact("sk-abcdef123456, first-line and second-line", secrets)
+    assert told == "****, **** and ****"

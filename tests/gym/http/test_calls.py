@@ -326,3 +326,29 @@ def test_answer_that_takes_too_long_is_a_timeout() -> None:
             never.set()
 
     asyncio.run(run())
+
+
+def test_endpoint_that_never_answers_is_given_up_at_the_deadline() -> None:
+    async def never() -> ClientResponse:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    policy = RetryPolicy(total_s=0.05, statuses=MODEL_ENDPOINT.statuses)
+    with pytest.raises(TimeoutError):
+        asyncio.run(with_retries(never, policy))
+
+
+def test_one_call_between_our_servers_may_outlast_the_time_for_retries() -> None:
+    async def slow() -> ClientResponse:
+        await asyncio.sleep(0.1)
+        return ClientResponse(200, (), b"")
+
+    assert asyncio.run(with_retries(slow, RetryPolicy(total_s=0.01))).ok
+
+
+def test_redirect_is_an_answer() -> None:
+    async def run() -> int:
+        async with serving(answer(307, b"", "Location: /elsewhere")) as raw:
+            return (await request("POST", raw.url, json={})).status
+
+    assert asyncio.run(run()) == 307

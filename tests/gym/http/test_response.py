@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import pickle
 from http.cookies import Morsel, SimpleCookie
 from typing import Any
 
@@ -223,3 +224,19 @@ def test_plain_texts_and_morsels_may_stand_side_by_side() -> None:
     morsel: Morsel[str] = Morsel()
     morsel.set("b", "two words", '"two words"')
     assert received_by_server({"a": "x;y", "b": morsel}) == {"a": "x;y", "b": "two words"}
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    headers = [("x-nemo-gym-failure-server", "policy_model"), ("x-nemo-gym-failure-status", "400")]
+    error = EndpointError(ClientResponse(500, headers, b"because", method="POST", url="agent/run"))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.server, again.kind) == (str(error), "policy_model", error.kind)
+    assert again.response_content == b"because"
+    gone = pickle.loads(pickle.dumps(ServerUnreachableError("it", "refused")))
+    assert (str(gone), gone.server) == ("it: refused", "it")
+
+
+def test_cookies_of_two_answers_are_not_the_same_objects() -> None:
+    answers = [ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"") for _ in range(2)]
+    answers[0].cookies["a"]["path"] = "/changed"
+    assert answers[1].cookies["a"]["path"] == ""

@@ -105,3 +105,11 @@ def test_script_that_never_heard_of_the_client_ends_without_a_warning() -> None:
 def test_pool_sizes_are_checked() -> None:
     with pytest.raises(ValueError, match="global_aiohttp_connector_limit"):
         GlobalAIOHTTPAsyncClientConfig.model_validate({"global_aiohttp_connector_limit": "many"})
+
+
+def test_nothing_is_kept_of_event_loops_that_are_gone() -> None:
+    from nemo_gym.http.session import _shared
+
+    for _ in range(5):
+        asyncio.run(call())
+    assert not _shared._open_ones

@@ -258,7 +258,7 @@ def test_package_that_is_not_installed_is_named_with_the_pip_command(
     assert message.endswith(command)
 
 
-@pytest.mark.parametrize("module", ["resources_servers.{name}.absent", "numpy.absent", "nemo_gym.absent"])
+@pytest.mark.parametrize("module", ["resources_servers.{name}.absent", "yaml.absent", "nemo_gym.absent"])
 def test_module_missing_from_a_package_that_is_there_is_not_a_missing_package(
     folder: Path, module: str
 ) -> None:

@@ -344,3 +344,31 @@ def test_importing_the_package_alone_loads_no_web_framework() -> None:
     code = f"import sys, nemo_gym; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_servers_may_be_closed_from_another_task(folder: Path) -> None:
+    path = write_component(folder, "teller", TELLS)
+
+    async def run() -> None:
+        opened = nemo_gym.open_servers(path)
+        await asyncio.create_task(opened.__aenter__())
+        await asyncio.create_task(opened.__aexit__(None, None, None))
+
+    asyncio.run(run())
+    assert_nothing_is_open()
+
+
+def test_overlapping_servers_each_see_a_configuration_while_any_is_open(folder: Path) -> None:
+    path = write_component(folder, "teller", TELLS)
+
+    async def run() -> list[Any]:
+        first = nemo_gym.open_servers(path, {"word": "first"})
+        second = nemo_gym.open_servers(path, {"word": "second"})
+        await first.__aenter__()
+        client = await second.__aenter__()
+        await first.__aexit__(None, None, None)
+        told = await word(client, "teller")
+        await second.__aexit__(None, None, None)
+        return [told, maybe_get_global_config_dict()]
+
+    assert asyncio.run(run()) == ["second", None]

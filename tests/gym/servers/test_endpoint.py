@@ -170,8 +170,13 @@ def test_sync_endpoint_runs_off_the_event_loop() -> None:
 @pytest.mark.parametrize(("path", "done"), [("/plain_background", "response"), ("/background", "parameter")])
 def test_background_task_runs(path: str, done: str) -> None:
     log: list[str] = []
-    answer = asyncio.run(HostedServer("it", build(log)).call(call_for(path, GOOD)))
-    assert (answer.status, log) == (200, [done])
+    server = HostedServer("it", build(log))
+
+    async def run() -> ClientResponse:
+        async with server.lifespan():
+            return await server.call(call_for(path, GOOD))
+
+    assert (asyncio.run(run()).status, log) == (200, [done])
 
 
 def test_response_object_that_several_requests_give_back_carries_no_other_callers_cookie() -> None:

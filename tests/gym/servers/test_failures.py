@@ -4,17 +4,19 @@ import asyncio
 import logging
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from fastapi import HTTPException
 
 from nemo_gym.base_resources_server import BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.http import ClientResponse, ServerCallError, raise_for_status
+from nemo_gym.servers.hosted import HostedServer
 from responses_api_agents.simple_agent.app import SimpleAgent
 from responses_api_models.openai_model.app import OpenAIModel
 from scripts.scripted_endpoint import Script, ScriptedEndpoint, function_call, message, tool_outputs
 from tests.gym.servers.kinds import World, with_tools
-from tests.gym.servers.serving import new_app, post
+from tests.gym.servers.serving import local_client, new_app, post
 from tests.support.commands import free_port
 
 ROW = {"responses_create_params": {"input": "hello"}, "task": 7}
@@ -153,15 +155,25 @@ def test_secret_is_in_no_answer_and_in_no_log(caplog: pytest.LogCaptureFixture) 
     assert "sk-hush" not in caplog.text
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError("gone"), TimeoutError("late")])
-def test_connection_trouble_inside_an_endpoint_is_infrastructure(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (aiohttp.ClientConnectionError("gone"), "infrastructure"),
+        (aiohttp.ServerTimeoutError("late"), "infrastructure"),
+        (TimeoutError("the checker is slow"), "data"),
+        (ConnectionResetError("its own database"), "data"),
+    ],
+)
+def test_exception_of_an_environments_code_is_data_unless_it_is_our_clients(
+    error: Exception, kind: str
+) -> None:
     app = new_app()
 
     async def call(body: dict[str, Any]) -> None:
         raise error
 
     app.post("/call")(call)
-    assert cause_of(post(app, "/call", json={})) == (500, "it", 500, "infrastructure")
+    assert cause_of(post(app, "/call", json={})) == (500, "it", 500, kind)
 
 
 @pytest.mark.parametrize(
@@ -193,3 +205,22 @@ def test_failing_handler_is_an_answer_and_logged(caplog: pytest.LogCaptureFixtur
     answer = post(app, "/fail", json={})
     assert cause_of(answer) == (500, "it", 500, "data")
     assert [record.getMessage() for record in caplog.records] == ["it: RuntimeError('second')"]
+
+
+def test_secrets_of_the_configuration_are_in_no_answer_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = new_app()
+
+    async def leak(body: dict[str, Any]) -> None:
+        raise RuntimeError("cannot log in with sk-very-secret")
+
+    app.post("/leak")(leak)
+    server = HostedServer("it", app, frozenset({"sk-very-secret"}))
+    answer = asyncio.run(local_client(it=server).post("it", "/leak", json={}))
+    assert asyncio.run(answer.text()) == "\"RuntimeError('cannot log in with ****')\""
+    assert "sk-very-secret" not in caplog.text and "Traceback" in caplog.text
+
+
+def test_refusal_is_logged_in_one_line_where_it_became_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    run_row(answering(400))
+    refusals = [record.getMessage() for record in caplog.records if "400" in record.getMessage()]
+    assert len(refusals) == 1 and refusals[0].startswith("agent: ")

@@ -1,4 +1,5 @@
 import asyncio
+import http.client
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -226,3 +227,54 @@ def test_caller_that_gives_up_cancels_the_endpoint_and_leaves_no_session_in_use(
         assert not server.sessions._in_use
 
     asyncio.run(run())
+
+
+def test_stream_ends_when_its_caller_leaves() -> None:
+    ended = threading.Event()
+
+    def app() -> FastAPI:
+        it = new_app()
+
+        async def stream(request: Request) -> StreamingResponse:
+            async def parts() -> AsyncIterator[bytes]:
+                try:
+                    while True:
+                        yield b"more,"
+                        await asyncio.sleep(0.01)
+                finally:
+                    ended.set()
+
+            return StreamingResponse(parts())
+
+        it.post("/stream")(stream)
+        return it
+
+    with served(HostedServer("it", app())) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+        connection.request("POST", "/stream", "{}", {"Content-Type": "application/json"})
+        assert connection.getresponse().read(5) == b"more,"
+        connection.close()
+        assert ended.wait(5)
+
+
+def test_answer_in_process_does_not_wait_for_its_background_task() -> None:
+    done: list[str] = []
+    it = new_app()
+
+    async def later() -> None:
+        await asyncio.sleep(0.05)
+        done.append("task")
+
+    async def start(body: dict[str, Any]) -> JSONResponse:
+        return JSONResponse({}, background=BackgroundTask(later))
+
+    it.post("/start")(start)
+    server = HostedServer("it", it)
+
+    async def run() -> None:
+        async with server.lifespan():
+            assert (await local_client(it=server).post("it", "/start", json={})).ok
+            done.append("answer")
+
+    asyncio.run(run())
+    assert done == ["answer", "task"]
