@@ -31,7 +31,7 @@ def validate_fields(
     a field that is a string takes them as they stand. Keys in `known` are nobody's near miss."""
     texts = texts or {}
     values = with_texts(model_class, plain_data(data), texts, prefix)
-    lines = [] if prefix else near_misses(model_class, values, texts, known)
+    lines = near_misses(model_class, values, _below(prefix, texts), known, prefix)
     try:
         model = model_class.model_validate(values)
     except ValidationError as error:
@@ -69,6 +69,7 @@ def near_misses(
     values: Mapping[str, Any],
     texts: Mapping[str, str],
     known: Collection[str] = (),
+    prefix: str = "",
 ) -> list[str]:
     """Keys of the command line that are nearly, but not quite, a field."""
     fields = model_class.model_fields
@@ -78,10 +79,17 @@ def near_misses(
     for key in unknown:
         close = [] if _is_instance(values.get(key)) else close_matches(key, fields, _NEAR_MISS)
         if close:
-            lines.append(
-                f"{key}: unknown; did you mean +{close[0]}={_shown(close[0], texts.get(key, '<value>'))}?"
-            )
+            meant, text = _join(prefix, close[0]), _shown(close[0], texts.get(key, "<value>"))
+            lines.append(f"{_join(prefix, key)}: unknown; did you mean +{meant}={text}?")
     return lines
+
+
+def _below(prefix: str, texts: Mapping[str, str]) -> Mapping[str, str]:
+    """The override texts below a dotted key, by the rest of theirs."""
+    start = f"{prefix}."
+    return (
+        {key[len(start) :]: text for key, text in texts.items() if key.startswith(start)} if prefix else texts
+    )
 
 
 def problem_lines(

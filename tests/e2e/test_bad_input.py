@@ -69,6 +69,14 @@ CASES = {
         ("good is not ready after 6 s", "+startup_timeout_s="),
         arguments=("+startup_timeout_s=6",),
     ),
+    "a misspelt key of a server": Case(
+        lambda folder: None,
+        ("good.resources_servers.good.num_worker: unknown", "+good.resources_servers.good.num_workers=2"),
+        arguments=("+good.resources_servers.good.num_worker=2",),
+    ),
+    "a list of paths that is not closed": Case(
+        lambda folder: None, ("is half a list",), arguments=("+config_paths=[good.yaml",)
+    ),
     "a server that dies at its start": Case(
         app("print('so it ends', flush=True)\nimport os\nos._exit(9)"),
         ("good died (exit code 9)", "  so it ends"),

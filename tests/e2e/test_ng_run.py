@@ -349,3 +349,61 @@ def test_servers_stop_when_nobody_reads_the_log_any_more(folder: Path) -> None:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+READS_INPUT = """
+import os, subprocess, time
+from fastapi import FastAPI
+from contextlib import asynccontextmanager
+from nemo_gym.base_resources_server import BaseResourcesServerConfig, SimpleResourcesServer
+
+
+class Server(SimpleResourcesServer):
+    config: BaseResourcesServerConfig
+
+    def setup_webserver(self):
+        app = super().setup_webserver()
+        app.post("/cat")(self.cat)
+        app.post("/die")(self.die)
+
+        @asynccontextmanager
+        async def lifespan(app):
+            yield
+            time.sleep(4 if self.config.name == "slow" else 0)
+
+        app.router.lifespan_context = lifespan
+        return app
+
+    def cat(self) -> dict:
+        return {"read": subprocess.run(["cat"], capture_output=True, timeout=5).stdout.decode()}
+
+    async def die(self) -> dict:
+        os._exit(7)
+"""
+
+
+@pytest.fixture
+def slow_and_quick(tmp_path: Path) -> Iterator[NgRun]:
+    paths = [write_component(tmp_path, name, READS_INPUT) for name in ("slow", "quick")]
+    with NgRun(paths, {}, cwd=tmp_path) as run:
+        yield run
+
+
+def test_program_that_an_environment_starts_finds_its_input_empty(slow_and_quick: NgRun) -> None:
+    client = ServerClient.load_from_global_config(slow_and_quick.head)
+    answer = asyncio.run(client.post("quick", "/cat"))
+    assert asyncio.run(answer.json()) == {"read": ""}
+
+
+def test_ctrl_c_while_all_stop_after_a_death_hides_neither_the_death_nor_a_process(
+    slow_and_quick: NgRun,
+) -> None:
+    slow = slow_and_quick.pid_of("slow")
+    client = ServerClient.load_from_global_config(slow_and_quick.head)
+    with pytest.raises(Exception, match="no answer"):
+        asyncio.run(client.post("quick", "/die"))
+    quick = slow_and_quick.pid_of("quick")
+    assert wait_until(lambda: not is_running(quick))
+    assert slow_and_quick.stop(signal.SIGINT) == 1
+    assert "quick died (exit code 7)" in slow_and_quick.output
+    assert not is_running(slow)
