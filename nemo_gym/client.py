@@ -257,6 +257,8 @@ def _local_call(
     cookies: Cookies | None = None,
 ) -> Call:
     """What the keyword arguments of `post` say, as a call; every one means what it means over HTTP."""
+    if json is not None and not params and not headers and _PLAIN_PATH.fullmatch(path):
+        return Call(method, path, encode_json(json), True, cookies or {})
     query = ""
     if params or not _PLAIN_PATH.fullmatch(path):
         url = URL(f"http://127.0.0.1{path}")

@@ -4,9 +4,8 @@ Invariant: an answer is read to its end before anyone sees it, so no caller can 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from http.cookies import CookieError, Morsel, SimpleCookie
+from collections.abc import Mapping, Sequence
+from http.cookies import Morsel, SimpleCookie
 from typing import Any
 
 import aiohttp
@@ -21,6 +20,9 @@ FAILURE_KIND_HEADER = "x-nemo-gym-failure-kind"
 FAILURE_SERVER_HEADER = "x-nemo-gym-failure-server"
 FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
 
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:-]+")
+"""Names that a cookie can have; one with another is passed over."""
+_NO_ATTRIBUTES = dict(Morsel())
 _URL_USER = re.compile(r"//[^/?#]*@")
 
 Cookies = Mapping[str, "str | Morsel[str]"]
@@ -76,9 +78,7 @@ class ClientResponse:
     def cookies(self) -> SimpleCookie:
         """The cookies this answer sets, as aiohttp gives them: name to morsel."""
         if self._cookies is None:
-            self._cookies = _parse_set_cookies(
-                value for name, value in self._raw_headers if name.lower() == "set-cookie"
-            )
+            self._cookies = _set_cookies(self._raw_headers)
         return self._cookies
 
     @property
@@ -204,15 +204,22 @@ def _coded(value: "str | Morsel[str]") -> str:
     return value if value.isascii() and value.isalnum() else SimpleCookie().value_encode(value)[1]
 
 
-def _parse_set_cookies(headers: Iterable[str]) -> SimpleCookie:
+def _set_cookies(headers: Headers) -> SimpleCookie:
+    """The cookies that go back, each spelt as the server did."""
     cookies = SimpleCookie()
-    for header in headers:
-        # The cookie that goes back, spelt as the server did.
-        name, _, coded = header.partition(";")[0].partition("=")
-        coded = coded.strip()
-        value = coded if not coded.startswith('"') else cookies.value_decode(coded)[0]
-        morsel: Morsel[str] = Morsel()
-        with suppress(CookieError):  # no name that a cookie can have
-            morsel.set(name.strip(), value, coded)
-            dict.__setitem__(cookies, morsel.key, morsel)
+    for field, header in headers:
+        if field == "set-cookie" or field.lower() == "set-cookie":
+            name, _, coded = header.partition(";")[0].partition("=")
+            name, coded = name.strip(), coded.strip()
+            if _PLAIN_NAME.fullmatch(name):
+                value = cookies.value_decode(coded)[0] if coded.startswith('"') else coded
+                dict.__setitem__(cookies, name, _morsel(name, value, coded))
     return cookies
+
+
+def _morsel(name: str, value: str, coded: str) -> Morsel[str]:
+    """What `Morsel().set(…)` makes, without its checks: every answer of every server sets a cookie."""
+    morsel: Morsel[str] = Morsel.__new__(Morsel)
+    dict.update(morsel, _NO_ATTRIBUTES)
+    morsel.__setstate__({"key": name, "value": value, "coded_value": coded})
+    return morsel

@@ -83,7 +83,9 @@ class Endpoint:
             return Result(value.status_code, None, value)
         status = (carrier.status_code if carrier is not None else 0) or self.status
         body = self._encode(value)
-        return Result(status, body if is_body_allowed_for_status_code(status) else b"", carrier)
+        if status != 200 and not is_body_allowed_for_status_code(status):
+            body = b""
+        return Result(status, body, carrier)
 
     def _encode(self, value: Any) -> bytes:
         field = self.response_field
