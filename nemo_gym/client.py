@@ -20,6 +20,7 @@ from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import DEFAULT_HEAD_SERVER_PORT
+from nemo_gym.config.instances import block_of, instance_names
 from nemo_gym.config.plain import frozen_dictconfig
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.errors import HeadServerUnreachableError
@@ -31,7 +32,6 @@ from nemo_gym.http import (
     fetch_text,
     request,
 )
-from nemo_gym.types import SERVER_KINDS
 
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_-]+)+")
@@ -205,9 +205,9 @@ class ServerClient:
         return address
 
     def _find_address(self, server_name: str) -> ServerAddress:
-        block = server_block(self.global_config_dict, server_name)
+        block = block_of(self.global_config_dict, server_name)
         if block is None:
-            known = sorted({*self._local_servers, *server_names(self.global_config_dict)})
+            known = sorted({*self._local_servers, *instance_names(self.global_config_dict)})
             raise ConfigError(f"no server is named {server_name!r}; there are: {', '.join(known) or 'none'}")
         ports = block.get("worker_ports") or [block.get("port")]
         if not all(ports):
@@ -218,20 +218,6 @@ class ServerClient:
 
 current_client: ContextVar[ServerClient | None] = ContextVar("current_client", default=None)
 """The client of the servers that are open around the running code."""
-
-
-def server_block(values: Mapping[str, Any], server_name: str) -> Mapping[str, Any] | None:
-    """The implementation block of one instance."""
-    instance = values.get(server_name)
-    for kind in SERVER_KINDS:
-        if isinstance(instance, Mapping) and isinstance(instance.get(kind), Mapping):
-            block = next(iter(instance[kind].values()), None)
-            return block if isinstance(block, Mapping) else None
-    return None
-
-
-def server_names(values: Mapping[str, Any]) -> list[str]:
-    return [str(name) for name in values if server_block(values, str(name)) is not None]
 
 
 def _config_on(page: str) -> dict[str, Any] | None:

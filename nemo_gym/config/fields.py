@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nemo_gym.config.hints import close_matches, listed
+from nemo_gym.config.instances import is_instance
 from nemo_gym.config.plain import plain_data
 from nemo_gym.config.secrets import MASK, is_secret_key, mask_secrets, redact
 from nemo_gym.errors import ConfigError
-from nemo_gym.types import SERVER_KINDS
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -77,7 +77,7 @@ def near_misses(
     unknown = (key for key in given if key not in fields and key not in known)
     lines = []
     for key in unknown:
-        close = [] if _is_instance(values.get(key)) else close_matches(key, fields, _NEAR_MISS)
+        close = [] if is_instance(values.get(key)) else close_matches(key, fields, _NEAR_MISS)
         if close:
             meant, text = _join(prefix, close[0]), _shown(close[0], texts.get(key, "<value>"))
             lines.append(f"{_join(prefix, key)}: unknown; did you mean +{meant}={text}?")
@@ -128,10 +128,6 @@ def _shown(key: str, value: object) -> str:
 def _message(lines: Iterable[str]) -> str:
     lines = list(lines)
     return lines[0] if len(lines) == 1 else f"{len(lines)} settings are wrong:{listed(lines)}"
-
-
-def _is_instance(value: object) -> bool:
-    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
 
 
 def _is_text(annotation: object) -> bool:

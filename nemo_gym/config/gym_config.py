@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gym.config.hints import did_you_mean
 from nemo_gym.config.instances import InstancePath, ServerInstance, instance_at
-from nemo_gym.config.merge import deep_merge, merge_dotted
+from nemo_gym.config.merge import deep_merge
 from nemo_gym.config.plain import frozen_dictconfig, plain_data
 from nemo_gym.config.secrets import mask_secrets, secret_values
 from nemo_gym.config.settings import GymSettings
@@ -28,7 +28,7 @@ class GymConfig:
     """One merged and resolved configuration and the servers in it."""
 
     data: dict[str, Any] = field(repr=False)  # secrets must not show in a log or a traceback
-    """Everything, as plain data. Not to be changed; see `with_values`."""
+    """Everything, as plain data. Not to be changed; see `with_layer`."""
     servers: tuple[ServerInstance, ...]
     """In the order of the files."""
     texts: Mapping[str, str] = field(repr=False)
@@ -81,10 +81,6 @@ class GymConfig:
             _encode(self.masked() if masked else self.data), object_hook=_unpaired
         )  # no aliases
         return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True)
-
-    def with_values(self, changes: Mapping[str, Any]) -> "GymConfig":
-        """The same with some values replaced; keys may be dotted."""
-        return self._with_data(merge_dotted(self.data, plain_data(changes)))
 
     def with_layer(self, values: Mapping[str, Any]) -> "GymConfig":
         """The same with nested values laid over it; a key may contain dots."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_gym.types import ServerKind
+from nemo_gym.types import SERVER_KINDS, ServerKind
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,6 @@ class ServerInstance:
     def path(self) -> str:
         """Where its block stands in the configuration, as a dotted key."""
         return f"{self.name}.{self.kind}.{self.implementation}"
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -61,3 +56,22 @@ def instance_at(values: Mapping[str, Any], path: InstancePath, default_host: str
         port=None if port is None else int(port),
         num_workers=int(settings.get("num_workers") or 1),
     )
+
+
+def is_instance(value: object) -> bool:
+    """Whether a top-level value is a server's."""
+    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
+
+
+def instance_names(values: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in values if is_instance(values[name])]
+
+
+def block_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The implementation's block of the instance with this name; None if there is none."""
+    instance = values.get(name)
+    for kind in SERVER_KINDS:
+        if isinstance(instance, Mapping) and isinstance(instance.get(kind), Mapping):
+            block = next(iter(instance[kind].values()), None)
+            return block if isinstance(block, Mapping) else None
+    return None

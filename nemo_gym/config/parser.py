@@ -3,17 +3,17 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from nemo_gym.config.hints import did_you_mean
+from nemo_gym.config.instances import block_of, instance_names
 from nemo_gym.config.load import ENV_FILE, Sources, load_sources
 from nemo_gym.config.merge import deep_merge
 from nemo_gym.config.overrides import Overrides, overrides_from, parse_arguments
 from nemo_gym.config.ports import fill_ports
 from nemo_gym.errors import ConfigPathNotFoundError, ServerRefNotFoundError
-from nemo_gym.types import SERVER_KINDS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -55,18 +55,11 @@ def get_first_server_config_dict(
     global_config_dict: "DictConfig | Mapping[str, Any]", top_level_path: str
 ) -> "DictConfig":
     """The implementation's block of the instance with this name."""
-    instance: Any = global_config_dict.get(top_level_path)
-    for kind in SERVER_KINDS:
-        if isinstance(instance, Mapping) and instance.get(kind):
-            block: DictConfig = next(iter(instance[kind].values()))
-            return block
-    names = (str(key) for key, value in global_config_dict.items() if _is_server(value))
-    hint = did_you_mean(top_level_path, names)
-    raise ServerRefNotFoundError(f"no server {top_level_path!r} in the configuration; {hint}")
-
-
-def _is_server(value: object) -> bool:
-    return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
+    block = block_of(global_config_dict, top_level_path)
+    if block is None:
+        hint = did_you_mean(top_level_path, instance_names(global_config_dict))
+        raise ServerRefNotFoundError(f"no server {top_level_path!r} in the configuration; {hint}")
+    return cast("DictConfig", block)
 
 
 def _env_path(config: GlobalConfigDictParserConfig, folder: Path) -> Path | None:

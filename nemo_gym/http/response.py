@@ -221,5 +221,6 @@ def _morsel(name: str, value: str, coded: str) -> Morsel[str]:
     """What `Morsel().set(…)` makes, without its checks: every answer of every server sets a cookie."""
     morsel: Morsel[str] = Morsel.__new__(Morsel)
     dict.update(morsel, _NO_ATTRIBUTES)
-    morsel.__setstate__({"key": name, "value": value, "coded_value": coded})
+    state = {"key": name, "value": value, "coded_value": coded}
+    morsel.__setstate__(state)  # type: ignore[attr-defined]  # typeshed has not got it
     return morsel

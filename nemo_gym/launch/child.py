@@ -19,10 +19,7 @@ from nemo_gym.config import config_from_bytes
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.embedded import build_hosted
-from nemo_gym.servers.serve import serve
-
-GRACE_S = 10.0
-"""How long running requests may take to finish once the server is told to stop."""
+from nemo_gym.servers.serve import GRACE_S, serve
 
 
 def main() -> None:

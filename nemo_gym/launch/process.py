@@ -19,9 +19,8 @@ from typing import IO, Literal, NamedTuple
 from nemo_gym.codec import decode_json
 from nemo_gym.config import GymConfig, ServerInstance, dump_config
 from nemo_gym.errors import ComponentError, PortInUseError, ServerDiedError, ServerNotReadyError
-from nemo_gym.launch.child import GRACE_S
 from nemo_gym.launch.logs import LogLines
-from nemo_gym.servers.serve import listen
+from nemo_gym.servers.serve import GRACE_S, listen
 
 LogLine = Callable[[str, str], None]
 """Takes a server's name and one line that it wrote."""
@@ -221,7 +220,7 @@ def bind(instance: ServerInstance, port: int) -> socket.socket:
     except OSError as error:
         raise PortInUseError(
             f"{instance.name} cannot listen on {instance.host}:{port}: {error.strerror}; stop whoever does, "
-            f"or set another port with +{instance.name}.{instance.kind}.{instance.implementation}.port=<port>"
+            f"or set another port with +{instance.path}.port=<port>"
         ) from error
 
 

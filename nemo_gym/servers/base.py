@@ -50,8 +50,7 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
 def configure(config_class: type[BaseModel], config: GymConfig, instance: ServerInstance) -> BaseModel:
     """An instance's block of the configuration as the class that its server declares."""
     data = {**instance.settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
-    prefix = f"{instance.name}.{instance.kind}.{instance.implementation}"
-    return validate_fields(config_class, data, config.texts, prefix)
+    return validate_fields(config_class, data, config.texts, instance.path)
 
 
 class BaseServer(BaseModel):

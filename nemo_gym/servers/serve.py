@@ -13,6 +13,8 @@ from nemo_gym.errors import PortInUseError
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
 
+GRACE_S = 10
+"""How long running requests may take to finish once a server is told to stop."""
 BACKLOG = 8192
 """Connections that may wait to be accepted: a collector opens hundreds at once."""
 _START_UP_FAILED = 3
@@ -47,7 +49,7 @@ def uvicorn_config(app: HostedServer, host: str, port: int) -> uvicorn.Config:
         date_header=False,
         # Longer than the client keeps an idle connection, so that the server is never first to close it.
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=GRACE_S,
         backlog=BACKLOG,
     )
 

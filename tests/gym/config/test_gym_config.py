@@ -68,8 +68,8 @@ def test_config_survives_the_way_to_a_child_process(config: GymConfig, write: Wr
     assert copy.values.numbers[1] == "a"
 
 
-def test_with_values_changes_a_copy(config: GymConfig) -> None:
-    changed = config.with_values({"calc.resources_servers.calculator.port": 12, "limit": 1})
+def test_layer_on_top_changes_a_copy(config: GymConfig) -> None:
+    changed = config.with_layer({"calc": {"resources_servers": {"calculator": {"port": 12}}}, "limit": 1})
     assert (changed.server("calc").port, changed.data["limit"]) == (12, 1)
     assert (config.server("calc").port, config.data["limit"]) == (None, "007")
 

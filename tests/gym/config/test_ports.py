@@ -53,7 +53,7 @@ def test_every_server_gets_its_own_port_that_is_not_the_head_servers(two_files: 
     for server in config.servers:
         block = config.values[server.name][server.kind][server.implementation]
         assert (block.host, block.port) == (server.host, server.port)
-        assert server.url == f"http://127.0.0.1:{server.port}"
+        assert server.host == "127.0.0.1"
         assert "worker_ports" not in block
 
 

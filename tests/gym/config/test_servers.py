@@ -23,7 +23,7 @@ def test_two_files_may_define_one_instance_together(two_files: str, write: Write
     write("more.yaml", "calc: {resources_servers: {calculator: {num_workers: 2, host: localhost, port: 9}}}")
     config = load(two_files.replace("]", ",more.yaml]"), "+policy_base_url=x", "+policy_api_key=k")
     calc = config.server("calc")
-    assert (calc.num_workers, calc.host, calc.port, calc.url) == (2, "localhost", 9, "http://localhost:9")
+    assert (calc.num_workers, calc.host, calc.port) == (2, "localhost", 9)
 
 
 @pytest.mark.parametrize(
