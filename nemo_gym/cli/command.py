@@ -1,7 +1,7 @@
 """What a command is made of: the class of its fields, an example, and the function that does it."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
@@ -18,6 +18,7 @@ from nemo_gym.config import (
     validate_fields,
 )
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.errors import ConfigError
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -52,7 +53,17 @@ class Command(Generic[Options]):
         else:
             config = GymConfig(data=overrides.values, servers=(), texts=overrides.texts, config_paths=())
         options = validate_fields(self.options, config.data, config.texts, known=config.known_keys)
+        if not self.reads_files:
+            self._refuse_unknown(overrides.values)
         return self.run(config, options)
+
+    def _refuse_unknown(self, values: Mapping[str, Any]) -> None:
+        """Without files there is nobody else whom a key could belong to."""
+        fields = self.options.model_fields
+        unknown = [key for key in values if key not in fields]
+        if unknown:
+            known = ", ".join(f"+{name}=" for name in fields)
+            raise ConfigError(f"ng_{self.name} takes no +{unknown[0]}=; it takes {known}")
 
     def help(self) -> str:
         lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {self.example}", ""]

@@ -11,6 +11,7 @@ from typing import Any
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
 from nemo_gym.cli.status import status_table
+from nemo_gym.cli.table import counted
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig, assign_ports
 from nemo_gym.errors import ConfigError
@@ -36,7 +37,7 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     output = _Output(stop)
-    output.say(f"Starting {len(config.servers)} servers …")
+    output.say(f"Starting {counted(len(config.servers), 'server')} …")
     try:
         async with run_fleet(config, options, output.say_line) as fleet:
             await _unless_stopped(fleet.start(), stop)

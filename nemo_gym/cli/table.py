@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns as wide as their widest cell; nothing is cut."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]

@@ -1,8 +1,8 @@
 """`ng_validate`."""
 
 from nemo_gym.cli.command import Command, ConfigPaths
-from nemo_gym.cli.table import table
-from nemo_gym.config import GymConfig, component_roots
+from nemo_gym.cli.table import counted, table
+from nemo_gym.config import GymConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.check import check_server
 
@@ -13,13 +13,12 @@ def run(config: GymConfig, options: ConfigPaths) -> int:
     problems = [problem for instance in config.servers for problem in check_server(config, instance)]
     if problems:
         raise ConfigError("\n".join(problems))
-    roots = component_roots()
     rows = [
         (server.name, server.kind, server.implementation, len(server.settings.get("datasets") or []))
         for server in config.servers
     ]
     print(table(("name", "kind", "implementation", "datasets"), rows))
-    print(f"The configuration is valid: {len(rows)} servers; components looked for under {len(roots)} roots.")
+    print(f"The configuration is valid: {counted(len(rows), 'server')}.")
     return 0
 
 
