@@ -52,7 +52,7 @@ def _sum_values(total: object, additional: object) -> object:
     if isinstance(total, dict) and isinstance(additional, dict):
         return _sum(total, additional)
     if _is_count(total) and _is_count(additional):
-        return total + additional  # type: ignore[operator]
+        return total + additional  # type: ignore[operator]  # both are counts: _is_count
     return total if additional is None else additional
 
 

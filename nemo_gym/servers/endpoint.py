@@ -90,8 +90,7 @@ class Endpoint:
     def _encode(self, value: Any) -> bytes:
         field = self.response_field
         if field is None:
-            body: bytes = JSONResponse(jsonable_encoder(value)).body  # type: ignore[assignment]
-            return body
+            return bytes(JSONResponse(jsonable_encoder(value)).body)
         shaped, errors = field.validate(value, {}, loc=("response",))
         if errors:
             raise ResponseValidationError(errors=errors, body=value)
