@@ -46,7 +46,7 @@ format: $(READY_DEV)  ## Format the code
 	@$(BIN)/ruff format .
 
 bench: $(READY_DEV)  ## Measure what must be fast, as ratios in one run
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m bench
 
 constraints: | $(BIN)/python  ## Pin every version anew (constraints.txt)
 	@rm -rf .venv-pin && $(PYTHON) -m venv .venv-pin

@@ -69,7 +69,7 @@ def test_wheel_ships_every_file_of_the_package_and_of_the_components(wheel: Path
 
 def test_wheel_ships_no_tests_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert not [name for name in names if {"tests", "__pycache__", "benchmarks"} & set(name.split("/"))]
+    assert not [name for name in names if {"tests", "__pycache__", "bench"} & set(name.split("/"))]
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"nemo_gym", "nemo_rl", *KINDS}
 

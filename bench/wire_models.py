@@ -11,7 +11,7 @@ from typing import Any
 
 from openai.types.responses import Response
 
-from benchmarks.report import Bar, report
+from bench.report import Bar, report
 from nemo_gym.openai_utils import NeMoGymResponse
 
 BAR = 1 / 5

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 
-from benchmarks.report import Bar, report
+from bench.report import Bar, report
 from nemo_gym.client import ServerClient
 from nemo_gym.config import assign_ports, load_config
 from nemo_gym.launch import host_embedded
@@ -96,9 +96,7 @@ async def measure(plain_port: int, plain_pid: int) -> list[Bar]:
 
 def main() -> bool:
     os.environ["NEMO_GYM_EXTRA_ROOTS"] = str(COMPONENTS)
-    plain = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.plain_server"], stdout=subprocess.PIPE, text=True
-    )
+    plain = subprocess.Popen([sys.executable, "-m", "bench.plain_server"], stdout=subprocess.PIPE, text=True)
     try:
         assert plain.stdout is not None
         port = int(plain.stdout.readline())

@@ -1,4 +1,4 @@
-"""What `benchmarks.calls` compares with: the same endpoint in plain FastAPI on uvicorn."""
+"""What `bench.calls` compares with: the same endpoint in plain FastAPI on uvicorn."""
 
 import socket
 import sys

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import Bar, report
+from bench.report import Bar, report
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message
 
 BIN = Path(sys.executable).parent

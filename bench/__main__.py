@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import calls, startup, wire_models
+from bench import calls, startup, wire_models
 
 
 def main() -> int:
