@@ -1,7 +1,7 @@
 """Resources servers: an environment's tools and its verifier."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict
@@ -15,7 +15,7 @@ from nemo_gym.config_types import (
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.servers.aggregation import AggregatesMetrics
-from nemo_gym.servers.base import BaseServer, SimpleServer
+from nemo_gym.servers.base import BaseServer, Hosting, SimpleServer
 
 __all__ = [
     "AggregateMetrics",
@@ -88,6 +88,13 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
     """Base of environments: override `verify`, add tools in `setup_webserver`."""
 
     config: BaseResourcesServerConfig
+
+    @classmethod
+    def from_instance(cls, hosting: Hosting) -> Self:
+        """Also an environment that builds an application of its own files what its judge fails at."""
+        server = super().from_instance(hosting)
+        object.__setattr__(server, "verify", judge_failsafe(server.verify))  # not a field of the model
+        return server
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()

@@ -372,3 +372,38 @@ def test_overlapping_servers_each_see_a_configuration_while_any_is_open(folder: 
         return [told, maybe_get_global_config_dict()]
 
     assert asyncio.run(run()) == ["second", None]
+
+
+OWN_APP = """
+from fastapi import FastAPI, Request
+from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.judge import JudgeError
+
+
+class Server(SimpleResourcesServer):
+    config: BaseResourcesServerConfig
+
+    def setup_webserver(self):
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.post("/verify")(self.verify)
+        return app
+
+    async def verify(self, request: Request, body: BaseVerifyRequest):
+        raise JudgeError("nobody home")
+"""
+
+
+def test_failed_judge_is_filed_though_the_application_is_the_environments_own(folder: Path) -> None:
+    path = write_component(folder, "own_app", OWN_APP)
+    row = {"responses_create_params": {"input": "?"}, "response": {"output": []}, "task": 7}
+
+    async def run() -> Any:
+        async with nemo_gym.open_servers(path) as client:
+            return await (await client.post("own_app", "/verify", json=row)).json()
+
+    assert asyncio.run(run()) == row | {
+        "reward": 0.0,
+        "_ng_failure_class": "judge_failed",
+        "_ng_failure_judge_error": "nobody home",
+    }
