@@ -49,6 +49,7 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
             output.say("Stopping the servers …")
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
+    fleet.raise_deaths()
     output.say("All servers are stopped.")
     return 0
 

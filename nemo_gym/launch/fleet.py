@@ -79,10 +79,19 @@ class Fleet:
             for process in self.processes:
                 watchers.create_task(self._watch_one(process))
 
+    def raise_deaths(self) -> None:
+        """Once all are stopped: raise the death of a server that the watch was ended too soon to see."""
+        for process in self.processes:
+            if process.status == "died" and self._is_final(process):
+                raise ServerDiedError(process.obituary())
+
+    def _is_final(self, process: ServerProcess) -> bool:
+        return self._options.restart_policy == "off" or process.restarts >= self._options.max_restarts
+
     async def _watch_one(self, process: ServerProcess) -> None:
         while True:
             await process.ended()
-            if self._options.restart_policy == "off" or process.restarts >= self._options.max_restarts:
+            if self._is_final(process):
                 raise ServerDiedError(process.obituary())
             logger.warning("%s", process.obituary())
             logger.warning(

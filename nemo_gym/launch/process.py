@@ -29,6 +29,8 @@ _CHUNK = 65_536
 _PORT_FREED_S = 5.0
 """How long what is left of a killed process may take to let go of its port."""
 
+_ENDED_AS_ASKED = (0, -signal.SIGTERM)
+
 
 class _Pipe(NamedTuple):
     read: IO[bytes]
@@ -172,13 +174,18 @@ class ServerProcess:
         if self._process is None:
             return
         self.status = "stopped"
+        made_to = False
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
-                self._process.terminate()
-            with suppress(TimeoutError):
+                # Not its own `terminate`: that takes the exit code of a dead process from the event loop.
+                os.kill(self._process.pid, signal.SIGTERM)
+            try:
                 await asyncio.wait_for(self._process.wait(), GRACE_S + 2)
+            except TimeoutError:
+                made_to = True
         self.kill()
-        await self.ended()
+        if await self.ended() not in _ENDED_AS_ASKED and not made_to:
+            self.status = "died"  # before it was asked, though nobody had noticed
         self._let_go()
 
     def kill(self) -> None:

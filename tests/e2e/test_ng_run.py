@@ -407,3 +407,14 @@ def test_ctrl_c_while_all_stop_after_a_death_hides_neither_the_death_nor_a_proce
     assert slow_and_quick.stop(signal.SIGINT) == 1
     assert "quick died (exit code 7)" in slow_and_quick.output
     assert not is_running(slow)
+
+
+def test_death_at_the_very_moment_of_ctrl_c_is_still_reported(slow_and_quick: NgRun) -> None:
+    quick = slow_and_quick.pid_of("quick")
+    slow_and_quick.process.send_signal(signal.SIGSTOP)  # both wait for it when it goes on
+    os.kill(quick, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(quick))
+    slow_and_quick.process.send_signal(signal.SIGINT)
+    slow_and_quick.process.send_signal(signal.SIGCONT)
+    assert slow_and_quick.wait() == 1
+    assert "quick died (signal SIGKILL)" in slow_and_quick.output
