@@ -121,7 +121,7 @@ def test_every_lazy_name_of_the_package_resolves(name: str) -> None:
 
 def test_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'open_server'"):
-        nemo_gym.open_server  # noqa: B018
+        nemo_gym.open_server  # noqa: B018 - the access alone must raise
 
 
 def test_folders_are_those_of_the_checkout_and_of_the_caller() -> None:

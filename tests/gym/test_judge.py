@@ -24,24 +24,20 @@ ROW = {
 
 
 class Judge(SimpleResponsesAPIModel):
-    async def responses(  # type: ignore[override]
-        self, body: NeMoGymResponseCreateParamsNonStreaming
-    ) -> dict[str, Any]:
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> dict[str, Any]:
         return {"output": [message(f"you said {body.input}")]}
 
-    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    async def chat_completions(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"choices": [{"index": 0, "message": {"role": "assistant", "content": "chat"}}]}
 
 
 class DeafJudge(SimpleResponsesAPIModel):
-    async def responses(  # type: ignore[override]
-        self, body: NeMoGymResponseCreateParamsNonStreaming
-    ) -> dict[str, Any]:
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> dict[str, Any]:
         raise HTTPException(503, "the judge is asleep")
 
 
 class Rambler(SimpleResponsesAPIModel):
-    async def responses(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    async def responses(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"no": "output"}
 
     def setup_webserver(self) -> FastAPI:
@@ -108,24 +104,22 @@ def test_cancellation_is_no_judge_error() -> None:
 
 
 class AsyncVerifier(SimpleResourcesServer):
-    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
         raise JudgeError("no verdict")
 
 
 class SyncVerifier(SimpleResourcesServer):
-    def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+    def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
         raise JudgeError("no verdict")
 
 
 class VerifierWithRequest(SimpleResourcesServer):
-    async def verify(  # type: ignore[override]
-        self, request: Request, body: BaseVerifyRequest
-    ) -> dict[str, Any]:
+    async def verify(self, request: Request, body: BaseVerifyRequest) -> dict[str, Any]:
         raise JudgeError("no verdict")
 
 
 class DictVerifier(SimpleResourcesServer):
-    async def verify(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    async def verify(self, body: dict[str, Any]) -> dict[str, Any]:
         raise JudgeError("no verdict")
 
 
@@ -181,7 +175,7 @@ def test_judge_error_is_filed_though_the_row_holds_what_json_cannot_say() -> Non
 
 def test_other_errors_of_a_verifier_are_not_filed_as_the_judges() -> None:
     class Broken(SimpleResourcesServer):
-        async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+        async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
             raise ValueError("a bug")
 
     answer = verify(Broken, ROW)
@@ -191,7 +185,7 @@ def test_other_errors_of_a_verifier_are_not_filed_as_the_judges() -> None:
 
 def test_verdict_passes_untouched() -> None:
     class Fine(SimpleResourcesServer):
-        async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+        async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
             return body.model_dump(exclude_unset=True) | {"reward": 0.5}
 
     assert asyncio.run(verify(Fine, ROW).json()) == ROW | {"reward": 0.5}
@@ -201,6 +195,6 @@ def test_decorated_verifier_can_be_called_by_hand() -> None:
     world = World()
     server = world.add("it", DecoratedVerifier)
     body = BaseVerifyRequest.model_validate(ROW)
-    answer = asyncio.run(server.verify(body))  # type: ignore[attr-defined]
+    answer = asyncio.run(server.verify(body))
     assert b'"task"' in answer.body
     assert b"entrypoint" not in answer.body

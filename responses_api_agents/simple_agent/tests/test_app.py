@@ -62,7 +62,7 @@ class Environment(SimpleResourcesServer):
         self.calls.append((name, body))
         self.sessions.append(request.session[SESSION_ID_KEY])
 
-    async def seed_session(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    async def seed_session(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         self.note(request, "seed_session", body)
         return {}
 
@@ -83,7 +83,7 @@ class Environment(SimpleResourcesServer):
     async def text(self) -> Response:
         return Response("größe \u2713", media_type="text/plain")
 
-    async def verify(self, request: Request, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+    async def verify(self, request: Request, body: BaseVerifyRequest) -> dict[str, Any]:
         self.note(request, "verify", body.model_dump(exclude_unset=True))
         return body.model_dump(exclude_unset=True) | {"reward": 1.0}
 
@@ -226,7 +226,7 @@ def test_no_more_than_max_steps_calls_of_the_model() -> None:
 
 def test_max_steps_of_none_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="max_steps"):
-        World(says, max_steps=0)  # type: ignore[arg-type]
+        World(says, max_steps=0)
 
 
 RESERVED = ["verify", "seed_session", "aggregate_metrics", "run", "mcp"]
@@ -429,13 +429,13 @@ def test_metrics_are_the_environments() -> None:
 
 def test_failed_seeding_ends_the_rollout() -> None:
     class Unseedable(Environment):
-        async def seed_session(self, body: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        async def seed_session(self, body: dict[str, Any]) -> dict[str, Any]:
             raise HTTPException(503, "full")
 
     world = World(lambda request: says(message("hi")))
     servers = world.client._local_servers
     unseedable = Unseedable(config=world.environment.config, server_client=world.client)
-    servers["tools"] = HostedServer("tools", unseedable.setup_webserver())  # type: ignore[index]
+    servers["tools"] = HostedServer("tools", unseedable.setup_webserver())
     answer = world.post("/run", {"responses_create_params": {"input": "go"}})
     assert answer.status == 500
     assert answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"

@@ -151,10 +151,10 @@ def test_objects_in_an_answer_are_read_by_attribute() -> None:
     )
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.reasoning is not None and response.reasoning.effort == "low"  # type: ignore[attr-defined]
-    assert response.tools is not None and response.tools[0].name == "f"  # type: ignore[attr-defined]
+    assert response.reasoning is not None and response.reasoning.effort == "low"
+    assert response.tools is not None and response.tools[0].name == "f"
     assert response.tool_choice is not None
-    assert response.tool_choice.name == "f"  # type: ignore[union-attr]
+    assert response.tool_choice.name == "f"
 
 
 def test_output_text_joins_the_text_of_all_output_messages() -> None:
@@ -310,7 +310,7 @@ def test_instances_keep_their_class_and_all_their_fields() -> None:
 def test_items_of_unknown_types_are_kept_and_read_by_attribute() -> None:
     item = {"type": "hologram", "id": "h", "shape": {"sides": [1, 2.5, None]}}
     parsed = output_item(item)
-    assert parsed.shape == {"sides": [1, 2.5, None]}  # type: ignore[attr-defined]
+    assert parsed.shape == {"sides": [1, 2.5, None]}
     assert parsed.model_dump(exclude_unset=True) == item
 
 

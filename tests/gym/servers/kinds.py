@@ -38,7 +38,7 @@ class World:
 def with_tools(cls: type[SimpleResourcesServer], **tools: Callable[..., Any]) -> type[SimpleResourcesServer]:
     """The environment with more tools."""
 
-    class WithTools(cls):  # type: ignore[misc,valid-type]
+    class WithTools(cls):
         def setup_webserver(self) -> FastAPI:
             app: FastAPI = super().setup_webserver()
             for name, tool in tools.items():

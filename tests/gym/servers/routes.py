@@ -127,7 +127,7 @@ def build(done: list[str] | None = None) -> FastAPI:
         return body
 
     @app.post("/plain_no_annotation")
-    async def plain_no_annotation(body: Item):  # type: ignore[no-untyped-def]
+    async def plain_no_annotation(body: Item):
         return {"it": body, "set": {1}, "none": None}
 
     @app.post("/plain_dict")
@@ -312,7 +312,7 @@ def build(done: list[str] | None = None) -> FastAPI:
         return {"a": math.inf}
 
     @app.post("/plain_nan_no_model")
-    async def plain_nan_no_model(body: Item):  # type: ignore[no-untyped-def]
+    async def plain_nan_no_model(body: Item):
         return {"a": math.nan}
 
     @app.post("/plain_picky")

@@ -23,12 +23,12 @@ ROW = {"responses_create_params": {"input": "hello"}, "task": 7}
 
 
 class Environment(SimpleResourcesServer):
-    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
         return body.model_dump(exclude_unset=True) | {"reward": 1.0}
 
 
 class BrokenEnvironment(SimpleResourcesServer):
-    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:  # type: ignore[override]
+    async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
         raise LookupError("no key for task 7")
 
 
@@ -130,7 +130,7 @@ def test_exception_of_a_tool_is_for_the_model_to_see_and_logged_once(
 
 def test_row_that_the_verifier_cannot_read_is_data() -> None:
     class Strict(SimpleResourcesServer):
-        async def verify(self, body: StrictRequest) -> dict[str, Any]:  # type: ignore[override]
+        async def verify(self, body: StrictRequest) -> dict[str, Any]:
             return {"reward": 1.0}
 
     answer = run_row(lambda request: [message("hi")], Strict)
