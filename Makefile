@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+KILLS ?= 200
 READY := $(VENV)/.core-ready
 READY_DEV := $(VENV)/.dev-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
-.PHONY: help demo test check lint types format bench constraints clean
+.PHONY: help demo test soak check lint types format bench constraints clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -26,11 +27,14 @@ $(READY_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(READY)
 
-demo: $(READY)  ## Set up and play one agent conversation
+demo: $(READY)  ## Set up and collect rollouts with the calculator
 	@$(BIN)/python -m scripts.demo
 
 test: $(READY_DEV)  ## Set up and run the tests
 	@$(BIN)/python -m pytest
+
+soak: $(READY_DEV)  ## Kill and resume collections at random instants, KILLS=200 times
+	@SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/e2e/test_killed_collections.py
 
 lint: $(READY_DEV)
 	@$(BIN)/ruff check .

@@ -4,7 +4,6 @@ Where the named server lives decides: a server hosted in this process is called 
 HTTP. The caller's code and what it gets back are the same.
 """
 
-import asyncio
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from urllib.parse import urlencode
 import aiohttp
 from yarl import URL
 
+from nemo_gym.activity import ROLLOUT_HEADER, current_activity
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import DEFAULT_HEAD_SERVER_PORT
 from nemo_gym.config.instances import block_of, instance_names
@@ -32,6 +32,7 @@ from nemo_gym.http import (
     fetch_text,
     request,
 )
+from nemo_gym.http.deadline import Deadline
 
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_-]+)+")
@@ -114,6 +115,12 @@ class ServerClient:
         self.global_config_dict = global_config_dict if global_config_dict is not None else {}
         self._local_servers = local_servers if local_servers is not None else {}
         self._addresses: dict[str, ServerAddress] = {}
+        self._environments: frozenset[str] | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it has servers of this process."""
+        return bool(self._local_servers)
 
     @classmethod
     def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> "ServerClient":
@@ -161,6 +168,20 @@ class ServerClient:
         Error statuses are answers; no answer at all is a ServerUnreachableError.
         """
         timeout_s = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
+        activity = current_activity.get()
+        if activity is None:
+            return await self._answer(server_name, url_path, method, timeout_s, options)
+        if timeout_s is None and self._is_environment(server_name):
+            timeout_s = activity.call_timeout_s
+        before = activity.begin(url_path)
+        try:
+            return await self._answer(server_name, url_path, method, timeout_s, options)
+        finally:
+            activity.end(before)
+
+    async def _answer(
+        self, server_name: str, url_path: str, method: str, timeout_s: float | None, options: dict[str, Any]
+    ) -> ClientResponse:
         server = self._local_servers.get(server_name)
         if server is None:
             answering = self._over_http(server_name, url_path, method, **options)
@@ -169,7 +190,7 @@ class ServerClient:
         if not timeout_s:
             return await answering
         try:
-            async with asyncio.timeout(timeout_s):
+            with Deadline(timeout_s):
                 return await answering
         except TimeoutError as error:
             reason = f"no answer to {method} {url_path} in {timeout_s:g} s"
@@ -188,6 +209,9 @@ class ServerClient:
         cookies: Cookies | None = None,
     ) -> ClientResponse:
         url = self._address(server_name).url(cookies or {}) + url_path
+        activity = current_activity.get()
+        if activity is not None:
+            headers = {**(headers or {}), ROLLOUT_HEADER: activity.header()}
         try:
             response = await request(
                 method, url, json=json, data=data, params=params, headers=headers, cookies=cookies
@@ -197,6 +221,14 @@ class ServerClient:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise ServerUnreachableError(server_name, f"no answer from {method} {url}: {reason}") from error
+
+    def _is_environment(self, server_name: str) -> bool:
+        if self._environments is None:
+            values = self.global_config_dict
+            self._environments = frozenset(
+                name for name in instance_names(values) if "resources_servers" in values[name]
+            )
+        return server_name in self._environments
 
     def _address(self, server_name: str) -> ServerAddress:
         address = self._addresses.get(server_name)

@@ -9,6 +9,9 @@ FailureKind = Literal["infrastructure", "data"]
 
 SESSION_ID_KEY = "session_id"
 
+ACTIVITY_PATH = "/ng_activity"
+"""Where every server process says what the rollouts in it wait for."""
+
 TASK_INDEX_KEY_NAME = "_ng_task_index"
 ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"

@@ -4,8 +4,9 @@ It is a real HTTP server on a free loopback port, in a thread of its own.
 """
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -14,8 +15,10 @@ import orjson
 from aiohttp import web
 
 Item = dict[str, Any]
-Script = Callable[[dict[str, Any]], list[Item] | web.Response]
-"""Takes the body of a Responses request; gives the output items, or a whole answer."""
+Output = list[Item] | web.Response
+"""The output items of an answer, or a whole answer."""
+Script = Callable[[dict[str, Any]], Output | Awaitable[Output]]
+"""Takes the body of a Responses request; a coroutine function may take its time, or never end."""
 
 
 def message(text: str) -> Item:
@@ -49,6 +52,8 @@ class ScriptedEndpoint:
         self.base_url = ""
         self._script = script
         self._numbers = count()
+        self._runner: web.AppRunner | None = None
+        self._port = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -69,26 +74,46 @@ class ScriptedEndpoint:
         """What a configuration has to say to use this endpoint."""
         return {"policy_base_url": self.base_url, "policy_api_key": "no-key", "policy_model_name": "scripted"}
 
+    def go_down(self) -> None:
+        """Break off every connection and refuse new ones."""
+        self._run(self._stop())
+
+    def come_back(self) -> None:
+        """Serve again, at the same address."""
+        self._run(self._start())
+
+    def _run(self, step: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, self._loop).result(10)
+
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self.base_url = f"http://127.0.0.1:{self._port}/v1"
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._stop())
+        self._loop.close()
+
+    async def _start(self) -> None:
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/responses", self._respond)
         app.router.add_post("/v1/chat/completions", self._respond)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        self._loop.run_until_complete(runner.setup())
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
-        self._loop.run_until_complete(site.start())
-        self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(runner.cleanup())
-        self._loop.close()
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=2048).start()
+        self._port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
 
     async def _respond(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        output = self._script(body)
+        given = self._script(body)
+        output = await given if inspect.isawaitable(given) else given
         if isinstance(output, web.Response):
             return output
         answer = {

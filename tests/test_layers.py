@@ -15,17 +15,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors"},
     {"types"},
-    {"codec"},
+    {"codec", "activity"},
     {"http"},
     {"openai_utils"},
     {"config_types", "path_utils"},
-    {"config", "metrics"},
-    {"global_config", "reward_profile"},
+    {"config", "metrics", "journal"},
+    {"global_config", "reward_profile", "prompt"},
     {"client"},
     {"judge"},
     {"servers"},
     {"server_utils", "base_resources_server", "base_responses_api_agent", "base_responses_api_model"},
     {"launch"},
+    {"rollout_collection"},
     {"cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}

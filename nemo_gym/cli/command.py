@@ -3,7 +3,7 @@
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from pydantic_core import PydanticUndefined
@@ -90,6 +90,8 @@ def _type_text(annotation: Any) -> str:
         return " or ".join(_type_text(member) for member in members)
     if origin is Literal:
         return " | ".join(_text(member) for member in members)
+    if origin is Annotated:
+        return _type_text(members[0])
     if origin is list:
         return f"list of {_type_text(members[0])}"
     if annotation is type(None):

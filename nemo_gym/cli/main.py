@@ -7,9 +7,12 @@ from io import TextIOWrapper
 
 COMMANDS = {
     "run": "Start every server of a configuration, each in a process of its own",
-    "status": "Show the servers that a running ng_run looks after",
+    "status": "Show running servers and collections, and what their rollouts wait for",
     "validate": "Check a configuration and its components without starting anything",
     "dump_config": "Show the merged configuration, secrets hidden",
+    "collect_rollouts": "Play every row of an input file and keep the scored rollouts",
+    "aggregate_rollouts": "Merge rollouts collected in several files and compute their metrics",
+    "materialize_prompts": "Fill a prompt template from each row of a JSONL file",
     "init_resources_server": "Write the skeleton of a new environment",
     "test": "Run the tests of a component",
     "version": "Show the versions of the package and what it stands on",
@@ -100,6 +103,18 @@ def ng_validate() -> None:
 
 def ng_dump_config() -> None:
     enter("dump_config", sys.argv[1:])
+
+
+def ng_collect_rollouts() -> None:
+    enter("collect_rollouts", sys.argv[1:])
+
+
+def ng_aggregate_rollouts() -> None:
+    enter("aggregate_rollouts", sys.argv[1:])
+
+
+def ng_materialize_prompts() -> None:
+    enter("materialize_prompts", sys.argv[1:])
 
 
 def ng_init_resources_server() -> None:

@@ -1,6 +1,7 @@
 """`ng_status`."""
 
 import json
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,35 +12,77 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import fetch_text
+from nemo_gym.rollout_collection.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
 
 
 class StatusConfig(BaseNeMoGymCLIConfig):
     json_output: bool = False
-    """Print the head server's list as JSON instead of a table."""
+    """Print everything as JSON instead of tables."""
+    output_jsonl_fpath: str | None = None
+    """The output of the running collection to show. null: every one below the working directory's results."""
 
 
 def run(config: GymConfig, options: StatusConfig) -> int:
     head = base_url(config.head_server.host, config.head_server.port)
+    collections = running_collections(options.output_jsonl_fpath)
+    try:
+        servers = _servers(head)
+    except HeadServerUnreachableError as error:
+        if not collections:
+            raise HeadServerUnreachableError(
+                f"{error}. No collection is running below this folder either; name the output of one "
+                "elsewhere with +output_jsonl_fpath=<path>"
+            ) from error
+        servers = []
+    urls = [server.url for server in servers if server.status == "ready"]
+    collections = [with_server_activities(one, urls) if one.get("served") else one for one in collections]
+    if options.json_output:
+        shown = [server.model_dump() for server in servers]
+        print(json.dumps({"servers": shown, "collections": collections}, indent=2))
+    else:
+        if servers:
+            print(f"head server {head}")
+            print(status_table(servers))
+        for collection in collections:
+            print(collection_text(collection))
+    return 0 if all(server.status == "ready" for server in servers) else 1
+
+
+def _servers(head: str) -> list[ServerStatus]:
     page = fetch_text(f"{head}/server_instances")
     try:
-        servers = TypeAdapter(list[ServerStatus]).validate_json(page)
+        return TypeAdapter(list[ServerStatus]).validate_json(page)
     except ValidationError as error:
         raise HeadServerUnreachableError(
             f"what answers at {head} is no head server; name its address with "
             "+head_server.host=… +head_server.port=…"
         ) from error
-    if options.json_output:
-        print(json.dumps([server.model_dump() for server in servers], indent=2))
-    else:
-        print(f"head server {head}")
-        print(status_table(servers))
-    return 0 if all(server.status == "ready" for server in servers) else 1
 
 
 def status_table(servers: list[ServerStatus]) -> str:
     rows = [(one.name, one.kind, one.url, one.status, one.pid or "", one.restarts) for one in servers]
     return table(("name", "kind", "address", "status", "pid", "restarts"), rows)
+
+
+def collection_text(status: dict[str, Any]) -> str:
+    """A running collection: how far it is, and its oldest rollouts."""
+    who = f"process {status['pid']} on {status['host']}"
+    if "done" not in status:
+        return f"collection into {status['output']} ({who}): preparing"
+    counts = (
+        f"{status['done']}/{status['total']} done, {status['failed']} failed, {status['in_flight']} in flight"
+    )
+    lines = [f"collection into {status['output']} ({who}): {counts}, {status['per_minute']:.0f}/min"]
+    if status.get("limits"):
+        lines.append(
+            "limits: " + ", ".join(f"{origin} {limit}" for origin, limit in status["limits"].items())
+        )
+    rows = [
+        (one["rollout"], one["agent"], f"{one['seconds']:.0f} s", one["waits_for"])
+        for one in status["oldest"]
+    ]
+    return "\n".join([*lines, table(("rollout", "agent", "age", "waits for"), rows)] if rows else lines)
 
 
 COMMAND = Command("status", StatusConfig, run, "ng_status")

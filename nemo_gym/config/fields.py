@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -111,7 +111,7 @@ def _problem_line(detail: "ErrorDetails", prefix: str, model_class: type[BaseMod
 
 def _allowed(detail: "ErrorDetails", model_class: type[BaseModel] | None) -> str:
     field = model_class.model_fields.get(str(detail["loc"][0])) if model_class else None
-    if field is None:
+    if field is None or detail["type"] == "literal_error":  # which lists them itself
         return ""
     names = sorted(getattr(member, "__name__", str(member)) for member in _members(field.annotation))
     optional = ["null"] if _takes_none(field.annotation) else []
@@ -141,8 +141,13 @@ def _takes_none(annotation: object) -> bool:
 def _members(annotation: object) -> set[object]:
     """The types of a union, None left out; any other type alone."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return {member for member in get_args(annotation) if member is not type(None)}
+        return {_bare(member) for member in get_args(annotation) if member is not type(None)}
     return {annotation}
+
+
+def _bare(annotation: object) -> object:
+    """A type without the constraints on it."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _join(prefix: str, key: str) -> str:

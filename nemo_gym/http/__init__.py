@@ -9,6 +9,7 @@ from nemo_gym.http.calls import (
     RetryPolicy,
     fetch_text,
     request,
+    retry_after_s,
     with_retries,
 )
 from nemo_gym.http.response import (
@@ -56,6 +57,7 @@ __all__ = [
     "is_global_aiohttp_client_setup",
     "raise_for_status",
     "request",
+    "retry_after_s",
     "set_global_aiohttp_client",
     "with_retries",
 ]

@@ -15,8 +15,10 @@ from typing import Any
 import aiohttp
 from multidict import CIMultiDict
 
+from nemo_gym.activity import Activity, EndpointLimit, current_activity
 from nemo_gym.codec import encode_json
 from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.http.deadline import Deadline
 from nemo_gym.http.response import ClientResponse, Cookies, cookie_header
 from nemo_gym.http.session import get_global_aiohttp_client
 
@@ -25,6 +27,8 @@ MAX_NUM_TRIES = 3
 
 RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
 RETRY_ERROR_CODES = [*RATE_LIMIT_ERROR_CODES, 500]
+OVERLOAD_CODES = (429, 503, 529)
+"""Answers by which an endpoint says that it gets too much at once."""
 
 
 @dataclass(frozen=True)
@@ -106,29 +110,34 @@ async def request(
                 response.status, tuple(response.headers.items()), body, method=method, url=url
             )
 
-    return await with_retries(send, retry)
+    activity = current_activity.get() if retry.statuses else None
+    slots = activity.limits.of(url) if activity is not None and activity.limits is not None else None
+    return await with_retries(send, retry, activity=activity, slots=slots)
 
 
 async def with_retries(
     send: Callable[[], Awaitable[ClientResponse]],
     policy: RetryPolicy,
     *,
+    activity: Activity | None = None,
+    slots: EndpointLimit | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> ClientResponse:
     """Call until it works, the tries are used up or the time is over; the last outcome stands."""
     deadline = clock() + policy.total_s
+    call_timeout_s = (activity.call_timeout_s if activity is not None else None) or policy.total_s
     tries, failures = 0, 0
     while True:
         error: Exception | None = None
         response: ClientResponse | None = None
+        # Between our servers one call may be a whole rollout; its deadline is the caller's.
+        longest_s = min(call_timeout_s, deadline - clock()) if policy.statuses else None
         try:
-            # Between our servers one call may be a whole rollout; its deadline is the caller's.
-            async with asyncio.timeout(deadline - clock() if policy.statuses else None):
-                response = await send()
+            response = await _one_try(send, longest_s, slots)
         except _NEVER_SENT as failure:
             error = failure
-        except _BROKEN as failure:
+        except (*_BROKEN, TimeoutError) as failure:
             if not policy.statuses:
                 raise
             error = failure
@@ -136,7 +145,10 @@ async def with_retries(
             return response
         failures += 1
         tries += response is None or response.status != 429
-        delay = policy.delay_s(failures, _retry_after_s(response))
+        if activity is not None:
+            activity.tries = failures + 1
+            activity.trouble = str(response.status) if response is not None else type(error).__name__
+        delay = policy.delay_s(failures, retry_after_s(response))
         if tries >= policy.attempts or clock() + delay > deadline:
             if response is None:
                 assert error is not None
@@ -145,7 +157,24 @@ async def with_retries(
         await sleep(delay)
 
 
-def _retry_after_s(response: ClientResponse | None) -> float | None:
+async def _one_try(
+    send: Callable[[], Awaitable[ClientResponse]], longest_s: float | None, slots: EndpointLimit | None
+) -> ClientResponse:
+    if slots is None:
+        with Deadline(longest_s):
+            return await send()
+    began = await slots.acquire()  # the wait for its turn is not the endpoint's fault
+    response = None
+    try:
+        with Deadline(longest_s):
+            response = await send()
+            return response
+    finally:
+        overloaded = response is not None and response.status in OVERLOAD_CODES
+        slots.release(began, overloaded=overloaded, answered=response is not None and response.ok)
+
+
+def retry_after_s(response: ClientResponse | None) -> float | None:
     """The wait a server asks for: seconds, or a date."""
     text = response.headers.get("Retry-After") if response is not None else None
     if text is None:

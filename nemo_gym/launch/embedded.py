@@ -1,5 +1,7 @@
 """Embedded hosting: every server of a configuration in the calling process."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -10,11 +12,18 @@ from fastapi import FastAPI
 from nemo_gym.client import LocalServer, ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, component_roots, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
-from nemo_gym.errors import ComponentError, NeMoGymError
+from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
 from nemo_gym.servers.base import Hosting, current_hosting
-from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.hosted import BACKGROUND_S, HostedServer
+
+logger = logging.getLogger(__name__)
+
+STARTUP_S = 300.0
+"""Until a server has started. Generous: some load models first."""
+SHUTDOWN_S = 5.0
+"""For a server's own shutdown."""
 
 
 @asynccontextmanager
@@ -52,17 +61,61 @@ async def host_embedded(config: GymConfig) -> AsyncIterator[ServerClient]:
 
 @asynccontextmanager
 async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServer) -> AsyncIterator[None]:
-    """The server between its start-up and its shutdown, which never learns of the caller's own trouble."""
-    lifespan = server.lifespan()
+    """The server between its start-up and its shutdown, which never learns of the caller's own trouble.
+
+    Both run in a task of their own, as uvicorn has it, so that one that never ends can be left behind.
+    """
+    started, stop = asyncio.Event(), asyncio.Event()
+    living = asyncio.create_task(_live(server, started, stop))
     try:
-        await lifespan.__aenter__()
+        await _wait_started(instance, living, started)
+    except NeMoGymError:
+        raise
     except Exception as error:  # the boundary to an environment's own code
         file = find_component(instance, component_roots())
         raise _redacted(component_error(instance, file, error, "started"), config) from error
     try:
         yield
     finally:
-        await lifespan.__aexit__(None, None, None)
+        longest_s = SHUTDOWN_S + (BACKGROUND_S if server.has_background else 0)
+        stop.set()
+        if await _has_ended(living, longest_s):
+            living.result()
+        else:
+            logger.warning("%s does not shut down; it is left behind", instance.name)
+            living.cancel()
+
+
+async def _live(server: HostedServer, started: asyncio.Event, stop: asyncio.Event) -> None:
+    async with server.lifespan():
+        started.set()
+        await stop.wait()
+
+
+async def _wait_started(
+    instance: ServerInstance, living: "asyncio.Task[None]", started: asyncio.Event
+) -> None:
+    """Until the server has started; raises what its start-up raises, and ends one that takes too long."""
+    starting = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait({living, starting}, timeout=STARTUP_S, return_when=asyncio.FIRST_COMPLETED)
+        if living.done():
+            living.result()
+        if not started.is_set():
+            raise ServerNotReadyError(
+                f"{instance.name} is not ready after {STARTUP_S:g} s; mend its start-up"
+            )
+    finally:
+        starting.cancel()
+        if not started.is_set():
+            living.cancel()
+            await _has_ended(living, SHUTDOWN_S)
+
+
+async def _has_ended(living: "asyncio.Task[None]", longest_s: float) -> bool:
+    if not living.done():
+        await asyncio.wait({living}, timeout=longest_s)
+    return living.done()
 
 
 def build_hosted(

@@ -1,19 +1,23 @@
 """Statistics of every numeric field of a set of rollouts, over all of them and for each task.
 
 Invariant: a value that is missing, NaN or infinite is left out; no such value reaches a result, nor does a
-statistic that no float can hold.
+statistic that no float can hold. The order of the rollouts changes no digit.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from operator import mul
+from typing import Any, NamedTuple
 
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.types import RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 Rollout = Mapping[str, Any]
 Tasks = list[list[dict[str, Any]]]
+
+# As tuples: a plain dict is told at once, and these are asked for every field of every rollout.
+_NUMBER = (float, int)
+_OBJECT = (dict, Mapping)
 
 
 def compute_aggregate_metrics(
@@ -25,7 +29,7 @@ def compute_aggregate_metrics(
     if not verify_responses:
         return AggregateMetrics()
     tasks = group_by_task(verify_responses)
-    agent_metrics = field_statistics(verify_responses)
+    agent_metrics: dict[str, Any] = dict(field_statistics(verify_responses))
     groups = {
         index: {TASK_INDEX_KEY_NAME: index, **field_statistics(rollouts)} for index, rollouts in tasks.items()
     }
@@ -62,44 +66,81 @@ def field_statistics(rollouts: Iterable[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for name, value in numeric_fields(rollout).items():
             columns.setdefault(name, []).append(value)
-    results = {
-        f"{label}/{name}": _finite(function, values)
-        for name, values in columns.items()
-        for label, function in _STATISTICS.items()
-    }
-    return {name: value for name, value in results.items() if value is not None}
+    results: dict[str, float] = {}
+    for name, values in columns.items():
+        put_statistics(results, Labels.of(name), values)
+    return results
 
 
 def numeric_fields(rollout: Rollout) -> dict[str, float]:
     """A rollout's own numbers and its token usage; keys that begin with `_ng_` are not among them."""
+    numbers: dict[str, float] = {}
     response = rollout.get(RESPONSE_KEY_NAME)
-    usage = response.get("usage") if isinstance(response, Mapping) else None
-    fields = {**(usage if isinstance(usage, Mapping) else {}), **rollout}
-    numbers = {
-        name: _finite(float, value)
-        for name, value in fields.items()
-        if isinstance(value, int | float) and not name.startswith("_ng_")
-    }
-    return {name: number for name, number in numbers.items() if number is not None}
+    usage = response.get("usage") if isinstance(response, _OBJECT) else None
+    if isinstance(usage, _OBJECT):
+        _put_numbers(numbers, usage)
+    _put_numbers(numbers, rollout)
+    return numbers
 
 
-def _finite(function: Callable[[Any], float], value: Any) -> float | None:
-    """The function's result; None where it is no number that a float can hold."""
+def _put_numbers(numbers: dict[str, float], fields: Mapping[str, Any]) -> None:
+    """Add the fields that are finite numbers; a field that is none hides what has its name already."""
+    for name, value in fields.items():
+        if isinstance(value, _NUMBER) and not name.startswith("_ng_"):
+            try:
+                number = float(value)
+            except OverflowError:  # a whole number beyond every float
+                number = math.inf
+            if number - number == 0.0:
+                numbers[name] = number
+                continue
+        numbers.pop(name, None)
+
+
+class Labels(NamedTuple):
+    """What the statistics of one field are called, in the order they stand in."""
+
+    mean: str
+    max: str
+    min: str
+    median: str
+    std: str
+
+    @classmethod
+    def of(cls, name: str) -> "Labels":
+        return cls(*[f"{label}/{name}" for label in cls._fields])
+
+
+def put_statistics(results: dict[str, float], labels: Labels, values: list[float]) -> None:
+    """Add the statistics of finite values, of which there is at least one. Uses the list up."""
+    if len(values) > 1:
+        values.sort()
+    low, high = values[0], values[-1]
+    if low == high:  # one value, or the same every time
+        mean, largest, smallest, median, std = labels
+        results[mean] = results[largest] = results[smallest] = results[median] = low
+        results[std] = 0.0
+        return
+    half, is_odd = divmod(len(values), 2)
+    middle = values[half] if is_odd else (values[half - 1] + values[half]) / 2
+    average = _mean(values)
+    for label, value in zip(labels, (average, high, low, middle, _std(values, average)), strict=True):
+        if math.isfinite(value):
+            results[label] = value
+
+
+def _mean(values: list[float]) -> float:
     try:
-        result = function(value)
+        return math.fsum(values) / len(values)
     except OverflowError:
-        return None
-    return result if math.isfinite(result) else None
+        return math.inf
 
 
-def _std(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-_STATISTICS: dict[str, Callable[[list[float]], float]] = {
-    "mean": statistics.fmean,
-    "max": max,
-    "min": min,
-    "median": statistics.median,
-    "std": _std,
-}
+def _std(values: list[float], mean: float) -> float:
+    """Of sorted values that differ; they become their deviations, so that a long list needs no second one."""
+    count, unit = len(values), values[-1] - values[0]  # in units of the range no square is too large or small
+    for place, value in enumerate(values):
+        values[place] = (value - mean) / unit
+    lost = math.fsum(values)  # what rounding took from the mean
+    squares = math.fsum(map(mul, values, values)) - lost * lost / count
+    return unit * math.sqrt(max(0.0, squares) / (count - 1))

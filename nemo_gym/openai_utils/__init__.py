@@ -55,6 +55,7 @@ from .usage import (
     NeMoGymResponseOutputTokensDetails,
     NeMoGymResponseUsage,
     accumulate_response_usage,
+    add_usage,
 )
 
 __all__ = [
@@ -110,4 +111,5 @@ __all__ = [
     "TokenIDLogProbMixin",
     "TokenIDLogProbTypedDictMixin",
     "accumulate_response_usage",
+    "add_usage",
 ]

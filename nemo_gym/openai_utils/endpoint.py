@@ -48,13 +48,13 @@ class NeMoGymAsyncOpenAI:
         self._retry = CONNECT_ONLY if internal else retry
 
     async def create_response(self, /, **kwargs: Any) -> dict[str, Any]:
-        return await self._post("/responses", kwargs)
+        return await self._call("POST", f"{self.base_url}/responses", json=kwargs)
 
     async def create_chat_completion(self, /, **kwargs: Any) -> dict[str, Any]:
-        return await self._post("/chat/completions", kwargs)
+        return await self._call("POST", f"{self.base_url}/chat/completions", json=kwargs)
 
     async def create_completion(self, /, **kwargs: Any) -> dict[str, Any]:
-        return await self._post("/completions", kwargs)
+        return await self._call("POST", f"{self.base_url}/completions", json=kwargs)
 
     async def create_models(self, /, **kwargs: Any) -> dict[str, Any]:
         """What the endpoint serves."""
@@ -63,9 +63,6 @@ class NeMoGymAsyncOpenAI:
     async def create_tokenize(self, /, **kwargs: Any) -> dict[str, Any]:
         """Token ids of a text or a conversation; the route stands beside `/v1`, not below it."""
         return await self._call("POST", f"{self.base_url.removesuffix('/v1')}/tokenize", json=kwargs)
-
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._call("POST", self.base_url + path, json=body)
 
     async def _call(self, method: str, url: str, **options: Any) -> dict[str, Any]:
         try:
@@ -76,12 +73,11 @@ class NeMoGymAsyncOpenAI:
             raise ServerUnreachableError("", f"no answer from {method} {where}: {reason}") from error
         if not response.ok:
             raise EndpointError(response)
-        return await _object(response)
+        return _object(response, await response.read())
 
 
-async def _object(response: ClientResponse) -> dict[str, Any]:
+def _object(response: ClientResponse, body: bytes) -> dict[str, Any]:
     """The answer as a JSON object; anything else is a failure of the endpoint."""
-    body = await response.read()
     try:
         answer = decode_json(body)
     except (ValueError, RecursionError):

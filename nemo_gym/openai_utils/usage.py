@@ -6,6 +6,9 @@ from pydantic import Field
 
 from .base import WireModel
 
+_COUNTS = (int, float)
+"""The very types: a bool is no count."""
+
 
 class NeMoGymResponseInputTokensDetails(WireModel):
     cached_tokens: int | None = 0
@@ -37,6 +40,29 @@ def accumulate_response_usage(
     return NeMoGymResponseUsage.model_validate(counts)
 
 
+def add_usage(total: dict[str, Any] | None, additional: dict[str, Any]) -> dict[str, Any]:
+    """`accumulate_response_usage` for usages that are dicts: `additional` is validated, both stay."""
+    if not _is_whole(additional):
+        additional = NeMoGymResponseUsage.model_validate(additional).model_dump()
+    return _sum(total or {}, additional)
+
+
+def _is_whole(usage: object) -> bool:
+    """Whether validation would change nothing about it, as with all that our own model servers send."""
+    if not isinstance(usage, dict):
+        return False
+    given, generated = usage.get("input_tokens_details"), usage.get("output_tokens_details")
+    return (
+        type(usage.get("input_tokens")) is int
+        and type(usage.get("output_tokens")) is int
+        and type(usage.get("total_tokens")) is int
+        and isinstance(given, dict)
+        and type(given.get("cached_tokens")) is int
+        and isinstance(generated, dict)
+        and type(generated.get("reasoning_tokens")) is int
+    )
+
+
 def _fields(usage: NeMoGymResponseUsage | None) -> dict[str, Any]:
     return {} if usage is None else usage.model_dump()
 
@@ -44,17 +70,11 @@ def _fields(usage: NeMoGymResponseUsage | None) -> dict[str, Any]:
 def _sum(total: dict[str, Any], additional: dict[str, Any]) -> dict[str, Any]:
     summed = dict(total)
     for key, value in additional.items():
-        summed[key] = _sum_values(total.get(key), value)
+        before = total.get(key)
+        if type(before) in _COUNTS and type(value) in _COUNTS:
+            summed[key] = before + value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            summed[key] = _sum(before, value)
+        elif before is None or value is not None:
+            summed[key] = value
     return summed
-
-
-def _sum_values(total: object, additional: object) -> object:
-    if isinstance(total, dict) and isinstance(additional, dict):
-        return _sum(total, additional)
-    if _is_count(total) and _is_count(additional):
-        return total + additional  # type: ignore[operator]  # both are counts: _is_count
-    return total if additional is None else additional
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

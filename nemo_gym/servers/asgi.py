@@ -76,12 +76,12 @@ def is_json(scope: Scope) -> bool:
 
 
 def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    pairs = list(call.headers)
+    headers = [(b"host", b"127.0.0.1")]
+    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in call.headers]
     if call.is_json:
-        pairs.append(("content-type", "application/json"))
+        headers.append((b"content-type", b"application/json"))
     if call.cookies:
-        pairs.append(("cookie", cookie_header(call.cookies)))
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        headers.append((b"cookie", cookie_header(call.cookies).encode("latin-1")))
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -92,7 +92,7 @@ def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None
         "raw_path": call.path.encode(),
         "root_path": "",
         "query_string": call.query.encode(),
-        "headers": [(b"host", b"127.0.0.1"), *headers],
+        "headers": headers,
         "client": ("127.0.0.1", 0),
         "server": ("127.0.0.1", 0),
         "state": dict(state or ()),

@@ -8,9 +8,9 @@ the application, so its answer is FastAPI's own.
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.datastructures import DefaultPlaceholder
@@ -19,6 +19,7 @@ from fastapi.exceptions import ResponseValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.utils import is_body_allowed_for_status_code
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
@@ -28,16 +29,6 @@ from nemo_gym.codec import decode_json
 
 class NotDirectError(Exception):
     """This request needs the ASGI application."""
-
-
-class Result(NamedTuple):
-    """What an endpoint gave back: a response object, or data already shaped and encoded."""
-
-    status: int
-    body: bytes | None
-    """None: the response object is the answer."""
-    response: Response | None = None
-    """The endpoint's own response, or the one it was handed to put headers and cookies on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +51,53 @@ class Endpoint:
             return {}
         try:
             data = decode_json(body)
-            value, errors = field.validate(data, {}, loc=("body",))
-        except Exception:  # no JSON, or a validator that fails: the application says so in its way
+            value = _validated(field, data)
+        except Exception:  # no JSON, or not valid: the application says so in its way
             raise NotDirectError from None
-        if errors or data is None:
+        if data is None:
             raise NotDirectError
         return {field.name: value}
 
-    async def call(self, arguments: dict[str, Any]) -> Result:
-        """Run the endpoint and shape what it gives back."""
-        carrier = None
-        if self.response_parameter is not None:
-            carrier = Response()
-            carrier.status_code = 0  # set by an endpoint that wants another status than its route's
-            del carrier.headers["content-length"]
-            arguments[self.response_parameter] = carrier
-        if self.is_coroutine:
-            value = await self.function(**arguments)
-        else:
-            value = await run_in_threadpool(self.function, **arguments)
-        if isinstance(value, Response):
-            return Result(value.status_code, None, value)
-        status = (carrier.status_code if carrier is not None else 0) or self.status
-        body = self._encode(value)
-        if status != 200 and not is_body_allowed_for_status_code(status):
-            body = b""
-        return Result(status, body, carrier)
+    def carrier(self, arguments: dict[str, Any]) -> Response | None:
+        """The response that the endpoint is handed to put headers and cookies on, if it wants one."""
+        if self.response_parameter is None:
+            return None
+        carrier = Response()
+        carrier.status_code = 0  # set by an endpoint that wants another status than its route's
+        del carrier.headers["content-length"]
+        arguments[self.response_parameter] = carrier
+        return carrier
 
-    def _encode(self, value: Any) -> bytes:
+    def invoke(self, arguments: dict[str, Any]) -> Awaitable[Any]:
+        """Run the endpoint; what it gives back is a response of its own or data to encode."""
+        if self.is_coroutine:
+            called: Awaitable[Any] = self.function(**arguments)
+            return called
+        return run_in_threadpool(self.function, **arguments)
+
+    def encode(self, value: Any, status: int) -> bytes:
+        """Shape what the endpoint gave back."""
+        body = self._shaped(value)
+        return body if status == 200 or is_body_allowed_for_status_code(status) else b""
+
+    def _shaped(self, value: Any) -> bytes:
         field = self.response_field
         if field is None:
             return bytes(JSONResponse(jsonable_encoder(value)).body)
-        shaped, errors = field.validate(value, {}, loc=("response",))
-        if errors:
-            raise ResponseValidationError(errors=errors, body=value)
-        encoded: bytes = field.serialize_json(shaped, **self.dump_options)
+        try:
+            shaped = _validated(field, value)
+        except ValidationError as invalid:
+            found = [
+                {**error, "loc": ("response", *error["loc"])} for error in invalid.errors(include_url=False)
+            ]
+            raise ResponseValidationError(errors=found, body=value) from None
+        encoded: bytes = field._type_adapter.serializer.to_json(shaped, **self.dump_options)
         return encoded
+
+
+def _validated(field: Any, value: Any) -> Any:
+    """What `field.validate` gives, past the layers between it and pydantic's core."""
+    return field._type_adapter.validator.validate_python(value, from_attributes=True)
 
 
 def compile_endpoints(app: FastAPI) -> dict[tuple[str, str], Endpoint]:
@@ -153,6 +155,19 @@ def _finish(fields: list[Any]) -> None:
             field._type_adapter.rebuild(raise_errors=False)
 
 
+def _dump_options(route: APIRoute) -> dict[str, Any]:
+    """How the route writes its result, without what the serializer does anyway."""
+    options = {
+        "include": route.response_model_include,
+        "exclude": route.response_model_exclude,
+        "exclude_unset": route.response_model_exclude_unset,
+        "exclude_defaults": route.response_model_exclude_defaults,
+        "exclude_none": route.response_model_exclude_none,
+    }
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    return {**given, "by_alias": route.response_model_by_alias}
+
+
 def _compile(route: APIRoute) -> Endpoint:
     needs = route.dependant
     assert needs.call is not None
@@ -166,13 +181,6 @@ def _compile(route: APIRoute) -> Endpoint:
         request_parameter=needs.request_param_name,
         response_parameter=needs.response_param_name,
         response_field=route.response_field,
-        dump_options={
-            "include": route.response_model_include,
-            "exclude": route.response_model_exclude,
-            "by_alias": route.response_model_by_alias,
-            "exclude_unset": route.response_model_exclude_unset,
-            "exclude_defaults": route.response_model_exclude_defaults,
-            "exclude_none": route.response_model_exclude_none,
-        },
+        dump_options=_dump_options(route),
         status=route.status_code or 200,
     )

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 _NO_ANSWER = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 """What the HTTP client we hand out raises; any other exception of an environment's code counts as data."""
 
+Failed = Exception | SystemExit
+"""What the code of an environment may raise: one that exits must not take a whole process with it."""
+
 
 @dataclass(frozen=True)
 class Failures:
@@ -47,7 +50,7 @@ class Failures:
     server_name: str
     secrets: frozenset[str] = frozenset()
 
-    async def respond_to(self, error: Exception, request: Request) -> Response:
+    async def respond_to(self, error: Failed, request: Request) -> Response:
         """The answer to a request whose endpoint raised: the application's own handler's, if it has one."""
         handler = _handler_for(request.app, error)
         if handler is None:
@@ -57,7 +60,7 @@ class Failures:
                 response: Response = await handler(request, error)
             else:
                 response = await run_in_threadpool(handler, request, error)
-        except Exception as second:  # the boundary to an environment's own code
+        except (Exception, SystemExit) as second:  # the boundary to an environment's own code
             return self._failure(second)
         self.add_cause(response.headers, response.status_code)
         return response
@@ -68,7 +71,7 @@ class Failures:
             kind: FailureKind = "infrastructure" if status in RATE_LIMIT_ERROR_CODES else "data"
             headers.update(_cause(self.server_name, status, kind))
 
-    def log(self, error: Exception) -> None:
+    def log(self, error: Failed) -> None:
         """Log an error that began here, with its traceback."""
         text = "".join(traceback.format_exception(error))
         shown = redact(text, self.secrets)
@@ -77,7 +80,7 @@ class Failures:
         else:
             logger.error("%s: %s", self.server_name, shown)
 
-    def _failure(self, error: Exception) -> Response:
+    def _failure(self, error: Failed) -> Response:
         if isinstance(error, EndpointError):
             cause = _cause(self.server_name, error.origin_status, error.kind)
             body = redact(error.response_content.decode("utf-8", "surrogateescape"), self.secrets)
@@ -97,14 +100,14 @@ class Failures:
         return Response(encode_json(text), 500, cause, "application/json")
 
 
-def _handler_for(app: Any, error: Exception) -> Any:
+def _handler_for(app: Any, error: Failed) -> Any:
     handlers = app.exception_handlers
     if isinstance(error, HTTPException) and error.status_code in handlers:
         return handlers[error.status_code]
     return next((handlers[cls] for cls in type(error).__mro__ if cls in handlers), None)
 
 
-def _described(error: Exception) -> str:
+def _described(error: Failed) -> str:
     """The exception's `repr`; one that hides what it found gets that added."""
     if isinstance(error, ResponseValidationError):
         found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
@@ -140,7 +143,7 @@ class FailureMiddleware:
 
         try:
             await self.app(scope, receive, send_with_cause)
-        except Exception as error:  # the boundary of a server: every failure becomes an answer
+        except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes an answer
             if scope["type"] != "http":
                 raise
             if started:  # too late for another answer: a background task failed, or a stream breaks off
@@ -148,5 +151,5 @@ class FailureMiddleware:
                 return
             response = await self.failures.respond_to(error, Request(scope, receive))
             if isinstance(session := scope.get("session"), Session):
-                send = adding_header(send, "set-cookie", self.sessions.set_cookie(session))
+                send = adding_header(send, "set-cookie", self.sessions.set_cookie(session.id))
             await response(scope, receive, send)

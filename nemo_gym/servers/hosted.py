@@ -5,7 +5,7 @@ plain endpoint is called directly and anything else goes through the server's ow
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from http.cookies import Morsel
 from typing import Any
@@ -30,7 +30,7 @@ from nemo_gym.servers.asgi import (
 )
 from nemo_gym.servers.endpoint import Endpoint, NotDirectError, compile_endpoints
 from nemo_gym.servers.failures import FailureMiddleware, Failures
-from nemo_gym.servers.sessions import Session, SessionStore
+from nemo_gym.servers.sessions import SessionStore
 
 _JSON = ("content-type", "application/json")
 BACKGROUND_S = 10.0
@@ -49,7 +49,7 @@ class HostedServer:
         # A middleware of the environment's own must see every request.
         only_ours = store is not None and len(app.user_middleware) == 1
         self._endpoints = compile_endpoints(app) if only_ours else {}
-        self._state: Mapping[str, Any] = {}
+        self.state: Mapping[str, Any] = {}
         self._background: set[asyncio.Task[None]] = set()
         """Tasks that go on after the answer to a caller of this process."""
         app.add_middleware(FailureMiddleware, failures=self.failures, sessions=self.sessions)
@@ -58,10 +58,15 @@ class HostedServer:
     async def lifespan(self) -> AsyncIterator[None]:
         """Start-up and shutdown of the application, where it is not uvicorn that runs them."""
         async with self.app.router.lifespan_context(self.app) as state:
-            self._state = state or {}
+            self.state = state or {}
             yield
             if self._background:
                 await asyncio.wait(self._background, timeout=BACKGROUND_S)
+
+    @property
+    def has_background(self) -> bool:
+        """Whether tasks go on although their callers have been answered."""
+        return bool(self._background)
 
     async def call(self, call: Call) -> ClientResponse:
         """Answer a caller of this process."""
@@ -72,11 +77,11 @@ class HostedServer:
             except NotDirectError:
                 pass
             else:
-                session = self.sessions.open(_session_id(call.cookies.get(self.sessions.cookie_name)))
-                request = _Lazy(self, session, lambda: local_scope(call, self.app, self._state), call.body)
-                return self._response(call, await self._answer(endpoint, arguments, request))
+                session_id = _session_id(call.cookies.get(self.sessions.cookie_name))
+                answer = await self._answer(endpoint, arguments, _LocalRequest(self, session_id, call))
+                return self._response(call, answer)
         collector = Collector()
-        scope = local_scope(call, self.app, self._state)
+        scope = local_scope(call, self.app, self.state)
         answering = self.app(scope, receive_body(call.body), collector.send)
         return self._response(call, await self.first_answer(answering, collector))
 
@@ -128,75 +133,121 @@ class HostedServer:
             await self.app(scope, receive_body(body, receive), send)
             return
         scope["app"] = self.app
-        session = self.sessions.open(self.sessions.id_in(cookies_of(scope)))
-        request = _LazyOverHttp(self, session, scope, body, receive, send)
+        session_id = self.sessions.id_in(cookies_of(scope))
+        request = _HttpRequest(self, session_id, scope, body, receive, send)
         await send_answer(send, *await self._answer(endpoint, arguments, request))
 
-    async def _answer(self, endpoint: Endpoint, arguments: dict[str, Any], request: "_Lazy") -> Answer:
+    async def _answer(self, endpoint: Endpoint, arguments: dict[str, Any], request: "_Request") -> Answer:
         """Call the endpoint; whatever it does becomes an answer."""
-        cookie = ("set-cookie", self.sessions.set_cookie(request.session))
+        cookie = ("set-cookie", self.sessions.set_cookie(request.session_id))
         try:
             if endpoint.request_parameter is not None:
                 arguments[endpoint.request_parameter] = request.build()
-            status, body, response = await endpoint.call(arguments)
-            if response is None:
-                return status, [_JSON, cookie], body or b""
-            self.failures.add_cause(response.headers, status)
-            if body is not None:  # the response only carries headers for it
-                return status, [_JSON, *response.headers.items(), cookie], body
-            return await request.send(response, cookie)
-        except Exception as error:  # the boundary of a server: every failure becomes an answer
+            carrier = endpoint.carrier(arguments)
+            value = await endpoint.invoke(arguments)
+            if isinstance(value, Response):
+                self.failures.add_cause(value.headers, value.status_code)
+                return await request.send(value, cookie)
+            if carrier is None:
+                return endpoint.status, [_JSON, cookie], endpoint.encode(value, endpoint.status)
+            status = carrier.status_code or endpoint.status
+            body = endpoint.encode(value, status)
+            self.failures.add_cause(carrier.headers, status)
+            return status, [_JSON, *carrier.headers.items(), cookie], body
+        except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes an answer
             response = await self.failures.respond_to(error, request.build())
             return await request.send(response, cookie)
         finally:
-            self.sessions.close(request.session)
+            request.close()
 
 
-class _Lazy:
-    """A request whose object is only built if somebody wants it."""
+class _Request:
+    """A request whose object is only built, and its session only opened, if somebody wants it."""
 
-    __slots__ = ("_body", "_make_scope", "_server", "session")
+    __slots__ = ("_server", "_session", "session_id")
 
-    def __init__(
-        self, server: HostedServer, session: Session, make_scope: Callable[[], Scope], body: bytes
-    ) -> None:
-        self.session = session
+    def __init__(self, server: HostedServer, session_id: str | None) -> None:
+        sessions = server.sessions
         self._server = server
-        self._make_scope = make_scope
-        self._body = body
+        self.session_id = sessions.identify(session_id)
+        # One with content is in use from here on, so that it is not dropped meanwhile.
+        self._session = sessions.open(self.session_id) if sessions.holds(self.session_id) else None
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._server.sessions.close(self._session)
 
     def build(self) -> Request:
-        scope = self._make_scope()
-        scope["session"] = self.session
+        if self._session is None:
+            self._session = self._server.sessions.open(self.session_id)
+        scope = self._scope()
+        scope["session"] = self._session
         return Request(scope, self._receive())
 
+    def _scope(self) -> Scope:
+        raise NotImplementedError
+
     def _receive(self) -> Receive:
-        return receive_body(self._body)
+        raise NotImplementedError
 
     async def send(self, response: Response, cookie: tuple[str, str]) -> Answer:
         """A response object as what it sends; its background task runs too, and cannot spoil the answer."""
         if type(response).__call__ is Response.__call__ and response.background is None:
-            status, headers, body = response.status_code, response.headers.items(), bytes(response.body)
-            return status, [*(pair for pair in headers if pair[0] != "content-length"), cookie], body
+            headers = [
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in response.raw_headers
+                if name != b"content-length"
+            ]
+            return response.status_code, [*headers, cookie], bytes(response.body)
         return await self._send_itself(response, cookie)
+
+    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
+        raise NotImplementedError
+
+
+class _LocalRequest(_Request):
+    """One of a caller in this process."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, server: HostedServer, session_id: str | None, call: Call) -> None:
+        super().__init__(server, session_id)
+        self._call = call
+
+    def _scope(self) -> Scope:
+        return local_scope(self._call, self._server.app, self._server.state)
+
+    def _receive(self) -> Receive:
+        return receive_body(self._call.body)
 
     async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
         collector = Collector()
         send = adding_header(collector.send, *cookie)
-        return await self._server.first_answer(response(self._make_scope(), self._receive(), send), collector)
+        return await self._server.first_answer(response(self._scope(), self._receive(), send), collector)
 
 
-class _LazyOverHttp(_Lazy):
+class _HttpRequest(_Request):
     """One that came over HTTP: a response object sends itself, piece by piece if it streams."""
 
-    __slots__ = ("_pass_on", "_receive_more")
+    __slots__ = ("_body", "_http_scope", "_pass_on", "_receive_more")
 
     def __init__(
-        self, server: HostedServer, session: Session, scope: Scope, body: bytes, receive: Receive, send: Send
+        self,
+        server: HostedServer,
+        session_id: str | None,
+        scope: Scope,
+        body: bytes,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        super().__init__(server, session, lambda: scope, body)
+        super().__init__(server, session_id)
+        self._http_scope = scope
+        self._body = body
         self._receive_more = receive
         self._pass_on = send
+
+    def _scope(self) -> Scope:
+        return self._http_scope
 
     def _receive(self) -> Receive:
         return receive_body(self._body, self._receive_more)
@@ -204,7 +255,7 @@ class _LazyOverHttp(_Lazy):
     async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
         collector = Collector(self._pass_on)
         try:
-            await response(self._make_scope(), self._receive(), adding_header(collector.send, *cookie))
+            await response(self._scope(), self._receive(), adding_header(collector.send, *cookie))
         except Exception as error:  # the boundary of a server
             if not collector.status:
                 raise

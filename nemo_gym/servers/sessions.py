@@ -51,21 +51,28 @@ class SessionStore:
         self._in_use: dict[str, Session] = {}
         self._kept: OrderedDict[str, Session] = OrderedDict()
 
+    def identify(self, session_id: str | None) -> str:
+        """The id that a request came with; a new one where there is none or not one of ours."""
+        if session_id and _SESSION_ID.fullmatch(session_id):
+            return session_id
+        return self._prefix + secrets.token_hex(16)
+
+    def holds(self, session_id: str) -> bool:
+        """Whether there is more to the session than its id."""
+        return session_id in self._in_use or session_id in self._kept
+
     def open(self, session_id: str | None) -> Session:
-        """The session with that id; a new one where there is no id or not one of ours."""
-        session = self._find(session_id) if session_id else None
+        """The session of a request that came with that id."""
+        session_id = self.identify(session_id)
+        session = self._in_use.get(session_id)
         if session is None:
-            if not session_id or not _SESSION_ID.fullmatch(session_id):
-                session_id = self._prefix + secrets.token_hex(16)
+            session = self._kept.get(session_id)
+        if session is None:
             session = Session(session_id)
-        session.setdefault(SESSION_ID_KEY, session.id)
-        self._in_use[session.id] = session
+        session.setdefault(SESSION_ID_KEY, session_id)
+        self._in_use[session_id] = session
         session.requests += 1
         return session
-
-    def _find(self, session_id: str) -> Session | None:
-        session = self._in_use.get(session_id)
-        return session if session is not None else self._kept.get(session_id)
 
     def close(self, session: Session) -> None:
         """A request is over: a session with content outlives it."""
@@ -83,9 +90,9 @@ class SessionStore:
                 logger.warning("%s: %d sessions hold data; the oldest go", self.cookie_name, self._capacity)
                 self._warned = True
 
-    def set_cookie(self, session: Session) -> str:
+    def set_cookie(self, session_id: str) -> str:
         """The value of the Set-Cookie header, which stands on every answer."""
-        return f"{self.cookie_name}={session.id}; Path=/; HttpOnly; SameSite=lax"
+        return f"{self.cookie_name}={session_id}; Path=/; HttpOnly; SameSite=lax"
 
     def id_in(self, cookie_header: str) -> str | None:
         """The session id in a Cookie header."""
@@ -107,7 +114,8 @@ class SessionMiddleware:
             return
         session = self.store.open(self.store.id_in(cookies_of(scope)))
         scope["session"] = session
+        cookie = self.store.set_cookie(session.id)
         try:
-            await self.app(scope, receive, adding_header(send, "set-cookie", self.store.set_cookie(session)))
+            await self.app(scope, receive, adding_header(send, "set-cookie", cookie))
         finally:
             self.store.close(session)

@@ -17,13 +17,8 @@ from nemo_gym.base_responses_api_agent import (
     is_reserved_tool_name,
 )
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
-from nemo_gym.openai_utils import (
-    NeMoGymResponse,
-    NeMoGymResponseCreateParamsNonStreaming,
-    NeMoGymResponseUsage,
-    accumulate_response_usage,
-)
-from nemo_gym.server_utils import ClientResponse, get_response_json, raise_for_status
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming, add_usage
+from nemo_gym.server_utils import ClientResponse
 
 Item = dict[str, Any]
 
@@ -46,7 +41,7 @@ class Episode:
     cookies: dict[str, Any]
     """Sessions on all servers: each answer's cookies go along with the next call."""
     output: list[Item] = field(default_factory=list)
-    usage: NeMoGymResponseUsage | None = None
+    usage: dict[str, Any] | None = None
     last: dict[str, Any] = field(default_factory=dict)
 
     def take_response(self, response: dict[str, Any]) -> list[Item]:
@@ -54,8 +49,7 @@ class Episode:
         self.last = response
         self.output += response["output"]
         if response.get("usage"):
-            usage = NeMoGymResponseUsage.model_validate(response["usage"])
-            self.usage = accumulate_response_usage(self.usage, usage)
+            self.usage = add_usage(self.usage, response["usage"])
         if response.get("incomplete_details"):
             return []
         return [item for item in response["output"] if item.get("type") == "function_call"]
@@ -64,8 +58,7 @@ class Episode:
         self.output.append({"type": "function_call_output", "call_id": call.get("call_id"), "output": text})
 
     def final(self) -> dict[str, Any]:
-        usage = self.usage.model_dump(exclude_unset=True) if self.usage is not None else None
-        return {**self.last, "output": self.output, "usage": usage}
+        return {**self.last, "output": self.output, "usage": self.usage}
 
 
 class SimpleAgent(SimpleResponsesAPIAgent):
@@ -74,34 +67,37 @@ class SimpleAgent(SimpleResponsesAPIAgent):
     async def responses(
         self, request: Request, response: Response, body: NeMoGymResponseCreateParamsNonStreaming = Body()
     ) -> NeMoGymResponse:
-        episode = await self._play(body, dict(request.cookies))
+        params = body.model_dump(mode="json", exclude_unset=True)
+        episode = await self._play(params, dict(request.cookies))
         for name, value in episode.cookies.items():
             response.set_cookie(name, value)
         return NeMoGymResponse.model_validate(episode.final())
 
     async def run(self, request: Request, body: BaseRunRequest) -> Response:
-        cookies: dict[str, Any] = dict(request.cookies)
-        seeded = await self._post_resources("/seed_session", body, cookies)
-        await raise_for_status(seeded)
-        episode = await self._play(body.responses_create_params, cookies)
-        verify_request = body.model_dump(mode="json", exclude_unset=True) | {"response": episode.final()}
+        row, cookies = body.model_dump(mode="json", exclude_unset=True), dict(request.cookies)
+        seeded = await self._post_resources("/seed_session", row, cookies)
+        seeded.raise_for_status()
+        episode = await self._play(row["responses_create_params"], cookies)
+        verify_request = {**row, "response": episode.final()}
         if self.config.skip_verification:
             skipped = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
             return Response(json.dumps(verify_request | skipped), media_type="application/json")
         verified = await self._post_resources("/verify", verify_request, episode.cookies)
-        await raise_for_status(verified)
+        verified.raise_for_status()
         return Response(await verified.read(), media_type="application/json")
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
         answer = await self._post_resources("/aggregate_metrics", body, {})
-        await raise_for_status(answer)
-        return AggregateMetrics.model_validate(await get_response_json(answer))
+        answer.raise_for_status()
+        return AggregateMetrics.model_validate(await answer.json())
 
-    async def _play(
-        self, params: NeMoGymResponseCreateParamsNonStreaming, cookies: dict[str, Any]
-    ) -> Episode:
-        episode = Episode(params.model_dump(mode="json", exclude_unset=True), cookies)
-        prompt = episode.params["input"]
+    async def has_own_metrics(self) -> bool:
+        answer = await self.server_client.get(self.config.resources_server.name, "/aggregate_metrics")
+        return not answer.ok or (await answer.json()).get("own") is not False
+
+    async def _play(self, params: dict[str, Any], cookies: dict[str, Any]) -> Episode:
+        episode = Episode(params, cookies)
+        prompt = params["input"]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         steps = 0
@@ -120,9 +116,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             json={**episode.params, "input": prompt + episode.output},
             cookies=episode.cookies,
         )
-        await raise_for_status(answer)
+        answer.raise_for_status()
         episode.cookies.update(answer.cookies)
-        response: dict[str, Any] = await get_response_json(answer)
+        response: dict[str, Any] = await answer.json()
         return response
 
     async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> str:

@@ -115,7 +115,7 @@ def test_seed_is_passed_on() -> None:
 def test_openai_itself_is_sent_no_seed_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     with ScriptedEndpoint(hi) as endpoint:
         model = new_model(openai_base_url="https://api.openai.com/v1")
-        model._endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
+        model.endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
 
@@ -196,7 +196,7 @@ def test_request_given_up_while_it_waits_for_its_turn_leaves_nothing_behind() ->
         model = new_model(max_concurrent_requests=1)
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
-        async with model._slots:
+        async with model.slots:
             call = asyncio.create_task(client.post("policy_model", "/v1/responses", json={"input": "x"}))
             for _ in range(5):
                 await asyncio.sleep(0)

@@ -1,6 +1,9 @@
 from typing import Any
 
-from nemo_gym.openai_utils import NeMoGymResponseUsage, accumulate_response_usage
+import pytest
+from pydantic import ValidationError
+
+from nemo_gym.openai_utils import NeMoGymResponseUsage, accumulate_response_usage, add_usage
 
 USAGE: dict[str, Any] = {
     "input_tokens": 10,
@@ -59,3 +62,28 @@ def test_details_that_are_null_count_as_nothing() -> None:
     assert total["input_tokens_details"] == {"cached_tokens": 3}
     assert total["output_tokens_details"] == {"reasoning_tokens": 7}
     assert dumped(accumulate_response_usage(usage(), one)) == total
+
+
+USAGES: list[dict[str, Any]] = [
+    USAGE,
+    {},
+    {**USAGE, "cost": 0.5, "searches": 1, "tier": "flex"},
+    {**USAGE, "total_tokens": "30"},
+    {**USAGE, "input_tokens": 10.0, "cost": None},
+    {**USAGE, "input_tokens_details": None},
+    {**USAGE, "input_tokens_details": {}, "output_tokens_details": {"reasoning_tokens": None}},
+    {**USAGE, "input_tokens_details": {"cached_tokens": True, "audio": {"seconds": 2}}},
+]
+
+
+@pytest.mark.parametrize("one", USAGES)
+@pytest.mark.parametrize("other", USAGES)
+def test_usages_that_are_dicts_have_the_same_sum(one: dict[str, Any], other: dict[str, Any]) -> None:
+    models = [NeMoGymResponseUsage.model_validate(each) for each in (one, other)]
+    assert add_usage(add_usage(None, one), other) == dumped(accumulate_response_usage(*models))
+
+
+@pytest.mark.parametrize("usage", [{"input_tokens": "many"}, {**USAGE, "total_tokens": None}, [], "none"])
+def test_usage_that_is_a_dict_is_validated(usage: Any) -> None:
+    with pytest.raises(ValidationError):
+        add_usage(None, usage)

@@ -32,6 +32,12 @@ def note_app() -> FastAPI:
         request.session.clear()
         return dict(request.session)
 
+    async def slowly(body: dict[str, Any]) -> dict[str, Any]:
+        """Knows nothing of sessions."""
+        await asyncio.sleep(0)
+        return body
+
+    app.post("/slowly")(slowly)
     app.post("/put")(put)
     app.post("/put_by_asgi")(put_by_asgi)
     app.post("/clear")(clear)
@@ -219,3 +225,30 @@ def test_cookie_of_another_server_is_not_taken_for_its_own() -> None:
     store = SessionStore("ng_session_a")
     assert store.id_in(f"ng_session_ab={ID}") is None
     assert store.id_in(f"x=1; ng_session_a={ID}; y=2") == ID
+
+
+def test_request_of_an_endpoint_that_wants_no_session_opens_none() -> None:
+    async def run() -> None:
+        server = HostedServer("it", note_app())
+        client = local_client(it=server)
+        answering = asyncio.create_task(client.post("it", "/slowly", json={}, cookies={"ng_session_it": ID}))
+        await asyncio.sleep(0)
+        assert stored(server.sessions) == 0
+        assert (await answering).cookies["ng_session_it"].value == ID
+
+    asyncio.run(run())
+
+
+def test_session_with_content_is_in_use_though_the_endpoint_wants_none() -> None:
+    async def run() -> None:
+        server = HostedServer("it", note_app())
+        caller = Caller(local_client(it=server))
+        await caller.post("/put", {"a": 1})
+        answering = asyncio.create_task(caller.post("/slowly", {}))
+        await asyncio.sleep(0)
+        assert len(server.sessions._in_use) == 1
+        await answering
+        assert not server.sessions._in_use
+        assert (await caller.post("/put", {"b": 2}))["a"] == 1
+
+    asyncio.run(run())

@@ -1,0 +1,78 @@
+"""The floor: what a rollout of `example_single_tool_call` costs without any framework.
+
+The same two requests to the same endpoint and the same line in the end as the embedded servers make of a row,
+written by hand with aiohttp and orjson. Nothing is validated and nothing may go wrong.
+"""
+
+from typing import Any
+
+import aiohttp
+import orjson
+
+MODEL = "scripted"
+_PARAMS: dict[str, Any] = dict.fromkeys(
+    (
+        "input",
+        "model",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+        "top_logprobs",
+        "seed",
+        "reasoning",
+        "text",
+        "metadata",
+        "stream",
+    )
+)
+_RESPONSE: dict[str, Any] = {"error": None, "incomplete_details": None, "reasoning": None, "text": None}
+_COUNTS = ("input_tokens", "output_tokens", "total_tokens")
+"""What the wire models add to a line: all fields that they declare."""
+
+
+async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str, str], row: bytes) -> bytes:
+    """One rollout; gives its line. `url` is the endpoint's `/responses`."""
+    task = orjson.loads(row)
+    params = task["responses_create_params"]
+    prompt, output = params["input"], []
+    usage: dict[str, Any] = {}
+    while True:
+        request = {**params, "input": prompt + output, "model": MODEL}
+        async with session.post(url, data=orjson.dumps(request), headers=headers) as answer:
+            response = orjson.loads(await answer.read())
+        output += response["output"]
+        add_usage(usage, response["usage"])
+        calls = [item for item in response["output"] if item["type"] == "function_call"]
+        if not calls:
+            break
+        for call in calls:
+            text = get_weather(**orjson.loads(call["arguments"]))
+            output.append({"type": "function_call_output", "call_id": call["call_id"], "output": text})
+    for message in prompt:
+        message["type"] = "message"
+    line = {
+        **task,
+        "responses_create_params": {**_PARAMS, **params},
+        "response": {**_RESPONSE, **response, "output": output, "usage": usage},
+        "reward": 1.0,
+    }
+    return orjson.dumps(line)
+
+
+def get_weather(city: str) -> str:
+    weather = {"city": city, "weather_description": f"It is cold and windy in {city} today."}
+    return orjson.dumps(weather).decode()
+
+
+def add_usage(total: dict[str, Any], usage: dict[str, Any]) -> None:
+    if not total:
+        total.update(usage)
+        return
+    for count in _COUNTS:
+        total[count] += usage[count]
+    total["input_tokens_details"]["cached_tokens"] += usage["input_tokens_details"]["cached_tokens"]
+    total["output_tokens_details"]["reasoning_tokens"] += usage["output_tokens_details"]["reasoning_tokens"]

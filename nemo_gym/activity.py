@@ -1,0 +1,184 @@
+"""What a rollout is doing right now: for deadlines of its calls, and for whoever asks what it waits for.
+
+A collector gives each rollout in flight an `Activity` and makes it the current one; the client and the HTTP
+calls below note on it what they do. Between server processes it travels as a header.
+"""
+
+import asyncio
+import time
+from collections import deque
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+ROLLOUT_HEADER = "x-nemo-gym-rollout"
+_MODEL_PATHS = ("/v1/responses", "/v1/chat/completions")
+_STEPS = {
+    "/seed_session": "seeding",
+    "/verify": "verification",
+    "/run": "the agent",
+    "retry": "the wait for another attempt",
+}
+_ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth"}
+
+
+class EndpointLimit:
+    """How many calls one endpoint gets at once: more while all goes well, fewer when it is overloaded.
+
+    Until the first overload the limit doubles with every limit's worth of answers, later it grows by one.
+    """
+
+    DECREASE = 0.7
+    FIRST = 16.0
+
+    def __init__(self, ceiling: int) -> None:
+        self._ceiling = float(ceiling)
+        self.limit = min(self.FIRST, self._ceiling)
+        self.in_flight = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_probing = True
+        self._decreased_at = float("-inf")
+
+    async def acquire(self) -> float:
+        """Wait for a slot; gives the time at which it was had, for `release`."""
+        while self.in_flight >= int(self.limit):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake()  # it was our turn: somebody else's now
+                raise
+        self.in_flight += 1
+        return time.monotonic()
+
+    def release(self, began: float, *, overloaded: bool, answered: bool) -> None:
+        """A call is over."""
+        self.in_flight -= 1
+        if overloaded:
+            # Calls that began before the last decrease say nothing new.
+            if began >= self._decreased_at:
+                self.limit = max(1.0, self.limit * self.DECREASE)
+                self._is_probing = False
+                self._decreased_at = time.monotonic()
+        elif answered and self.in_flight + 1 >= int(self.limit):  # only a limit that is used is worth raising
+            self.limit = min(self._ceiling, self.limit + (1.0 if self._is_probing else 1.0 / self.limit))
+        self._wake()
+
+    def _wake(self) -> None:
+        free = int(self.limit) - self.in_flight
+        while free > 0 and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                free -= 1
+
+
+@dataclass
+class EndpointLimits:
+    """The limits of every endpoint that a run calls."""
+
+    ceiling: int
+    by_origin: dict[str, EndpointLimit] = field(default_factory=dict)
+
+    def of(self, url: str) -> EndpointLimit:
+        parts = urlsplit(url)
+        origin = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+        limit = self.by_origin.get(origin)
+        if limit is None:
+            limit = self.by_origin[origin] = EndpointLimit(self.ceiling)
+        return limit
+
+
+@dataclass(slots=True)
+class Activity:
+    """One try of one rollout."""
+
+    rollout: str
+    """`task:rollout`."""
+    call_timeout_s: float | None = None
+    limits: EndpointLimits | None = None
+    """Where concurrency adapts."""
+    attempt: int = 1
+    step: str = ""
+    since: float = 0.0
+    model_calls: int = 0
+    tries: int = 1
+    """Of the call to an endpoint that goes on."""
+    trouble: str = ""
+    """What the last try ended with."""
+
+    def begin(self, path: str) -> tuple[str, float]:
+        """A call to a server begins; gives what `end` takes to go back to what was before."""
+        before = (self.step, self.since)
+        if path in _MODEL_PATHS:
+            self.model_calls += 1
+            self.step = "model call"
+        else:
+            self.step = path
+        self.tries, self.trouble = 1, ""
+        self.since = time.monotonic()
+        return before
+
+    def end(self, before: tuple[str, float]) -> None:
+        self.step, self.since = before
+        self.tries, self.trouble = 1, ""
+
+    def wait_for_retry(self, trouble: object) -> None:
+        """The try is over; the next one begins after a while."""
+        self.step, self.trouble, self.tries = "retry", str(trouble), 1
+        self.since = time.monotonic()
+
+    def waits_for(self) -> str:
+        """`312 s in model call 7, third try, 429`."""
+        if not self.step:
+            return "starting"
+        words = [f"{time.monotonic() - self.since:.0f} s in {self._step_name()}"]
+        if told := self.told_trouble():
+            words.append(told)
+        if self.attempt > 1:
+            words.append(f"attempt {self.attempt} of the rollout")
+        return ", ".join(words)
+
+    def _step_name(self) -> str:
+        if self.step == "model call":
+            return f"model call {self.model_calls}"
+        return _STEPS.get(self.step) or f"tool {self.step.removeprefix('/')}"
+
+    def told_trouble(self) -> str:
+        """`third try, 429`; empty while all goes well."""
+        if not self.trouble:
+            return ""
+        number = _ORDINALS.get(self.tries, f"{self.tries}th")
+        return f"{number} try, {self.trouble}" if self.tries > 1 else self.trouble
+
+    def as_data(self) -> dict[str, str]:
+        """For whoever asks this process; with the step only where it is one of this process's."""
+        return {
+            "rollout": self.rollout,
+            "waits_for": self.waits_for() if self.step else "",
+            "trouble": "" if self.step else self.told_trouble(),
+        }
+
+    def header(self) -> str:
+        """What goes along with a call to another process."""
+        ceiling = self.limits.ceiling if self.limits is not None else 0
+        return f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling}"
+
+
+def activity_from(header: str, limits: EndpointLimits | None = None) -> Activity | None:
+    """The activity that another process sent along; None where the header is not one of ours."""
+    try:
+        rollout, attempt, timeout, ceiling = header.split()
+        if limits is not None:
+            limits.ceiling = max(limits.ceiling, int(ceiling))
+        return Activity(
+            rollout, float(timeout) or None, limits if int(ceiling) else None, attempt=int(attempt)
+        )
+    except ValueError:
+        return None
+
+
+current_activity: ContextVar[Activity | None] = ContextVar("current_activity", default=None)
+"""That of the rollout which the running code belongs to."""

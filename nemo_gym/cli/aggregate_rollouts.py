@@ -1,0 +1,67 @@
+"""`ng_aggregate_rollouts`."""
+
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.client import ServerClient
+from nemo_gym.config import GymConfig
+from nemo_gym.config.instances import instance_names
+from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.launch import host_embedded
+from nemo_gym.rollout_collection.aggregate import Aggregation, aggregate_shards
+from nemo_gym.rollout_collection.config import RolloutAggregationConfig
+
+
+class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):
+    pass
+
+
+def run(config: GymConfig, options: AggregateRolloutsConfig) -> int:
+    import uvloop
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
+    done = uvloop.run(aggregate_shards(options, partial(_open_client, config), print))
+    if done is not None:
+        _show(done)
+    return 0
+
+
+@asynccontextmanager
+async def _open_client(config: GymConfig, agents: Sequence[str]) -> AsyncIterator[ServerClient | None]:
+    """Running servers, if they have the agents; else those of the configuration, hosted here."""
+    running = _running_servers(config)
+    has_all = running is not None and set(agents) <= set(instance_names(running.global_config_dict))
+    if config.servers and not has_all:
+        async with host_embedded(config) as client:
+            yield client
+    else:
+        yield running
+
+
+def _running_servers(config: GymConfig) -> ServerClient | None:
+    try:
+        return ServerClient.load_from_global_config(config.head_server)
+    except HeadServerUnreachableError:
+        return None
+
+
+def _show(done: Aggregation) -> None:
+    for agent, metrics in done.key_metrics.items():
+        print(f"Key metrics of {agent}:")
+        print(json.dumps(metrics, indent=2))
+    if done.merged_path is not None:
+        print(f"Rollouts: {done.merged_path}")
+    print(f"Aggregate metrics: {done.metrics_path}")
+
+
+COMMAND = Command(
+    "aggregate_rollouts",
+    AggregateRolloutsConfig,
+    run,
+    "ng_aggregate_rollouts '+input_glob=results/rollouts-rs*.jsonl' +output_jsonl_fpath=results/all.jsonl",
+)

@@ -1,0 +1,244 @@
+"""JSONL files that survive whatever kills their writer.
+
+Invariant: a line that `append` returned from is whole in the file; a write that fails leaves no part of a
+line behind. What a killed writer left unfinished is found by `recover`, and kept in a file of its own.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from glob import escape
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple
+
+from nemo_gym.errors import JournalError
+
+
+class Line(NamedTuple):
+    number: int
+    """From 1."""
+    offset: int
+    """Of its first byte in the file."""
+    data: bytes
+    """Without its end."""
+    is_ended: bool
+    """False for a last line that no newline ends."""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line of a file with its place."""
+    offset = 0
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            is_ended = data.endswith(b"\n")
+            yield Line(number, offset, data[:-1] if is_ended else data, is_ended)
+            offset += len(data)
+
+
+class Journal:
+    """Appends lines to one file. One writer a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.size = os.fstat(self._file).st_size
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self._is_synced = True
+
+    def append(self, line: bytes) -> int:
+        """Write a line; gives the offset of its first byte once the operating system has all of it."""
+        offset, data = self.size, line + b"\n"
+        try:
+            written = os.write(self._file, data)
+            while written < len(data):  # a disk that is nearly full takes a part
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, offset)
+            raise cannot_write(self.path, error) from error
+        self.size = offset + len(data)
+        self._is_synced = False
+        return offset
+
+    def sync(self) -> None:
+        """Make what was written survive a power failure too. Blocks; any thread may call it."""
+        if not self._is_synced:
+            self._is_synced = True
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                raise cannot_write(self.path, error) from error
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
+
+
+class SetAside(NamedTuple):
+    """A line that `recover` took out of a file."""
+
+    number: int
+    reason: str
+
+
+@dataclass
+class Recovery:
+    """What `recover` found."""
+
+    set_aside: list[SetAside] = field(default_factory=list)
+    kept_in: Path | None = None
+    """Where the content of those lines stands now."""
+
+
+Judge = Callable[[bytes, int], str | None]
+"""Takes a line and the offset it will have; gives None to keep it, or why it cannot stay."""
+
+
+def recover(path: Path, judge: Judge) -> Recovery:
+    """Make every line of a file one that the judge accepts; the others move to a file beside it.
+
+    A torn last line is cut off in place; for any other line the file is written anew.
+    """
+    recovery = Recovery()
+    ends_open = False
+    good_end = 0
+    """Where the good lines end, in the file as it will be."""
+    bad: list[Line] = []
+    for line in read_lines(path):
+        reason = judge(line.data, good_end)
+        if reason is None:
+            good_end += len(line.data) + 1
+            ends_open = not line.is_ended
+        else:
+            bad.append(line)
+            recovery.set_aside.append(SetAside(line.number, reason))
+    if bad:
+        recovery.kept_in = _free_name(path, "torn")
+        write_whole(recovery.kept_in, (line.data + b"\n" for line in bad))
+        if len(bad) == 1 and bad[0].offset == good_end:
+            os.truncate(path, good_end)
+        else:
+            numbers = {line.number for line in bad}
+            write_whole(path, (line.data + b"\n" for line in read_lines(path) if line.number not in numbers))
+    elif ends_open:
+        with Journal(path) as journal:
+            journal.append(b"")
+    return recovery
+
+
+def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file so that it is either there with all its content or as it was before."""
+    with new_file(path) as file:
+        file.writelines(pieces)
+
+
+class new_file:
+    """`with new_file(path) as file:` puts the file in its place when the block ends well."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            prefix = f".{path.name.lstrip('.')}."  # as `remove_leftovers` looks for it
+            descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        os.fchmod(descriptor, 0o666 & ~_umask())
+        self._temporary = Path(name)
+        self._file: IO[bytes] = os.fdopen(descriptor, "wb", 1 << 18)
+
+    def __enter__(self) -> IO[bytes]:
+        return self._file
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._temporary.replace(self.path)
+                _sync_folder(self.path.parent)
+            elif isinstance(error, OSError):
+                raise cannot_write(self.path, error) from error
+        except OSError as failure:
+            raise cannot_write(self.path, failure) from failure
+        finally:
+            with suppress(OSError):
+                self._file.close()
+            self._temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove what killed writers left of new content for these files. Only for who has them to himself."""
+    for path in paths:
+        for leftover in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            with suppress(OSError):
+                leftover.unlink()
+
+
+def set_aside(paths: Sequence[Path]) -> list[Path]:
+    """Rename the files that are there and not empty, to names that no glob for `.jsonl` finds."""
+    moved = []
+    for path in paths:
+        if not path.exists():
+            continue
+        if path.stat().st_size == 0:
+            path.unlink()
+            continue
+        target = _free_name(path, "bak")
+        path.rename(target)
+        moved.append(target)
+    return moved
+
+
+def make_parent(path: Path) -> None:
+    """Create the folder that a file is to stand in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> JournalError:
+    reason = error.strerror or str(error)
+    return JournalError(
+        f"cannot write {path}: {reason}; make room or make it writable, or choose another output with "
+        "+output_jsonl_fpath=<path>"
+    )
+
+
+def _free_name(path: Path, ending: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    candidates = (
+        path.with_name(f"{path.name}.{stamp}{f'-{number}' if number else ''}.{ending}")
+        for number in range(10_000)
+    )
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # some file systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,287 @@
+"""Prompt templates: a YAML file with `user` and `system` builds `responses_create_params.input` of a row.
+
+Invariant: a `{field}` is filled once, from the row; braces in what is filled in stay as they are. No row is
+changed in place, and an output file is either whole or as it was before.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.config import component_roots, find_file
+from nemo_gym.config.roots import expand
+from nemo_gym.config.yaml_file import load_yaml_file
+from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
+from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+__all__ = [
+    "PromptConfig",
+    "apply_prompt_to_row",
+    "fill_prompt",
+    "load_prompt_config",
+    "materialize_prompts",
+    "validate_prompt_compatibility",
+]
+
+Row = Mapping[str, Any]
+Message = dict[str, str]
+
+_INPUT = "input"
+_TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
+_MORE_THAN_A_NAME = re.compile(r"[.\[\]!:]|^\s|\s$")
+_FIX = "write {name} for a top-level field of the row, {{ and }} for literal braces"
+# Not codec's: spaces after commas and colons are how models have seen most JSON.
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
+class PromptConfig(BaseModel):
+    """The messages that a task begins with. `{field}` is filled from the row's top-level fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    user: str
+    """Template of the user message."""
+    system: str | None = None
+    """Template of the system message; without it there is none."""
+
+    @field_validator("user", "system")
+    @classmethod
+    def _is_template(cls, text: str | None) -> str | None:
+        if text is not None:
+            _pieces(text)
+        return text
+
+
+def load_prompt_config(path: str | Path) -> PromptConfig:
+    """The prompt in a YAML file; a relative path is looked for under the component roots."""
+    file = _find(path, "prompt config")
+    try:
+        return PromptConfig.model_validate(load_yaml_file(file))
+    except ValidationError as error:
+        problems = "; ".join(map(_problem, error.errors(include_url=False)))
+        raise ConfigError(f"{file}: {problems}") from error
+
+
+def fill_prompt(prompt_config: PromptConfig, row: Row) -> list[Message]:
+    """The messages of one row."""
+    messages = []
+    if prompt_config.system is not None:
+        messages.append({"role": "system", "content": _filled(prompt_config.system, row)})
+    messages.append({"role": "user", "content": _filled(prompt_config.user, row)})
+    return messages
+
+
+def validate_prompt_compatibility(rows: Iterable[Row], prompt_config: PromptConfig | None = None) -> None:
+    """Refuse rows that have an input already, all in one error. That is the same for every prompt."""
+    _refuse_conflicts([index for index, row in enumerate(rows) if _has_input(row)])
+
+
+def apply_prompt_to_row(row: Row, prompt_config: PromptConfig) -> dict[str, Any]:
+    """A copy of the row whose `responses_create_params.input` is the prompt; all else is kept.
+
+    An input that is there already is replaced: `validate_prompt_compatibility` is what refuses it.
+    """
+    params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
+    if params is not None and not isinstance(params, Mapping):
+        raise ConfigError(
+            f"{RESPONSES_CREATE_PARAMS_KEY_NAME} is a {type(params).__name__}, not an object; "
+            "correct it, or leave it out and the prompt makes one"
+        )
+    built = {**(params or {}), _INPUT: fill_prompt(prompt_config, row)}
+    return {**row, RESPONSES_CREATE_PARAMS_KEY_NAME: built}
+
+
+def materialize_prompts(
+    input_jsonl_fpath: str | Path,
+    output_jsonl_fpath: str | Path,
+    prompt_config: PromptConfig | str | Path,
+) -> int:
+    """Write the input's rows with the prompt applied; gives their number. A prompt may be named by its file.
+
+    A relative input is looked for under the component roots, a relative output is in the working directory.
+    """
+    prompt = prompt_config if isinstance(prompt_config, PromptConfig) else load_prompt_config(prompt_config)
+    source = _find(input_jsonl_fpath, "input")
+    target = _checked_target(output_jsonl_fpath, source)
+    with _new_file(target) as file:
+        return _write_rows(file, source, prompt)
+
+
+class _Piece(NamedTuple):
+    """A part of a template: text, and the field that follows it."""
+
+    text: str
+    field: str | None
+
+
+@lru_cache(maxsize=256)
+def _pieces(template: str) -> tuple[_Piece, ...]:
+    """The template, parsed."""
+    pieces, text, end = [], "", 0
+    for token in _TOKEN.finditer(template):
+        text += template[end : token.start()]
+        end = token.end()
+        if token[0] in ("{{", "}}"):
+            text += token[0][0]
+            continue
+        pieces.append(_Piece(text, _field_name(token)))
+        text = ""
+    return (*pieces, _Piece(text + template[end:], None))
+
+
+def _field_name(token: re.Match[str]) -> str:
+    shown = token[0] if len(token[0]) <= 40 else f"{token[0][:37]}..."
+    name = token[0][1:-1]
+    if len(token[0]) == 1:
+        problem = f"`{shown}` stands alone"
+    elif not name:
+        problem = "`{}` names no field"
+    elif _MORE_THAN_A_NAME.search(name):
+        problem = f"{shown!r} is not just a field's name"
+    else:
+        return name
+    line = token.string.count("\n", 0, token.start()) + 1
+    raise ConfigError(f"line {line} of the template: {problem}; {_FIX}")
+
+
+def _filled(template: str, row: Row) -> str:
+    parts = []
+    for text, field in _pieces(template):
+        parts.append(text)
+        if field is None:
+            continue
+        if field not in row:
+            has = ", ".join(map(str, row)) or "no fields"
+            raise ConfigError(
+                f"the prompt's field {field!r} is not in the row, which has {has}; "
+                f"add it to the row or correct the prompt ({_FIX})"
+            )
+        value = row[field]
+        parts.append(value if isinstance(value, str) else _JSON.encode(value))
+    return "".join(parts)
+
+
+def _has_input(row: Row) -> bool:
+    params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
+    return isinstance(params, Mapping) and params.get(_INPUT) is not None
+
+
+def _refuse_conflicts(indices: Sequence[int]) -> None:
+    if indices:
+        rows = f"row{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
+        raise ConfigError(
+            f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.{_INPUT} is there already in {rows} (counted from 0), and a "
+            "prompt config would replace it; remove it from the data, or run without the prompt config"
+        )
+
+
+def _write_rows(file: IO[bytes], source: Path, prompt: PromptConfig) -> int:
+    """One pass: after the first conflict nothing is written, the others are only found."""
+    count, conflicts = 0, []
+    for number, row in _rows(source):
+        if _has_input(row):
+            conflicts.append(count)
+        elif not conflicts:
+            with _located(f"{source}:{number}"):
+                file.write(encode_json(apply_prompt_to_row(row, prompt)) + b"\n")
+        count += 1
+    with _located(str(source)):
+        _refuse_conflicts(conflicts)
+    return count
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every row with its line number."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _row(line, f"{path}:{number}")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _row(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = decode_json(line.strip())
+    except (ValueError, RecursionError) as error:
+        reason = str(error).replace("line 1 ", "")  # it is in the place already, and is not 1
+        raise ConfigError(f"{place}: not JSON: {reason}; write one JSON object a line") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{place}: a {type(row).__name__}, not a JSON object; write one JSON object a line")
+    return row
+
+
+@contextmanager
+def _located(place: str) -> Iterator[None]:
+    """Puts the place before the message of an error."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Puts the file in its place when the block ends well; otherwise nothing is left of it."""
+    # The name's end keeps globs for .jsonl away from it.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another output file") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _checked_target(path: str | Path, source: Path) -> Path:
+    target = expand(path).resolve()
+    if os.path.exists(target) and os.path.samefile(target, source):
+        raise ConfigError(f"{path}: output and input are the same file; choose another output file")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise ConfigError(f"{path}: a folder or a device, not a file; choose another output file")
+    return target
+
+
+def _find(path: str | Path, what: str) -> Path:
+    roots = component_roots()
+    try:
+        found = find_file(path, roots)
+    except OSError as error:
+        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}; check it") from error
+    if found is None:
+        searched = "" if expand(path).is_absolute() else f" under {', '.join(map(str, roots))}"
+        raise ConfigPathNotFoundError(f"{what} {str(path)!r}: no such file{searched}; check the spelling")
+    return found
+
+
+def _problem(detail: "ErrorDetails") -> str:
+    """What pydantic found wrong in a prompt file, and what to write instead."""
+    key = ".".join(map(str, detail["loc"]))
+    match detail["type"]:
+        case "missing":
+            return f'{key!r} is missing; add it: `{key}: "{{question}}"` fills in the row\'s field question'
+        case "extra_forbidden":
+            return f"unknown key {key!r}; a prompt has 'user' and, if wanted, 'system'"
+        case "string_type":
+            kind = type(detail["input"]).__name__
+            return f"{key!r} is a {kind}, not text; write the message's template, in quotes"
+        case _:
+            return f"{key!r}: {detail['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,303 @@
+"""A collection from its plan to its metrics: plan, resume, dispatch, journal.
+
+The journal is the truth: a rollout is on disk before anything counts it as done.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.activity import EndpointLimits
+from nemo_gym.client import ServerClient
+from nemo_gym.config import dump_config, mask_secrets, secret_values
+from nemo_gym.errors import JournalError, NeMoGymError
+from nemo_gym.http import RetryPolicy
+from nemo_gym.journal import Journal
+from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
+from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggregate_metrics
+from nemo_gym.rollout_collection.attempt import Attempt
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.dispatch import RolloutPolicy
+from nemo_gym.rollout_collection.display import Display
+from nemo_gym.rollout_collection.executors import Executor, LocalExecutor
+from nemo_gym.rollout_collection.ledger import Ledger
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
+from nemo_gym.rollout_collection.prepare import Prepared, prepare, prepare_folder
+from nemo_gym.rollout_collection.processes import ProcessExecutor
+from nemo_gym.rollout_collection.progress import Progress
+from nemo_gym.rollout_collection.resume import agent_of
+from nemo_gym.rollout_collection.rollouts import Rollouts
+from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.status import StatusFile, exclusive
+from nemo_gym.rollout_collection.worker import WorkerSetup
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+"""How long rollouts may go on when the run is asked to stop."""
+_LONGEST_BACKOFF_S = 60.0
+_RETRY_TOTAL_S = 24 * 3600.0
+
+
+@dataclass
+class Collected:
+    """What a collection leaves."""
+
+    rollouts: Rollouts
+    ledger: Ledger
+    output: Path
+    stopped_by: str | None = None
+    """Why it ended before all was run."""
+    key_metrics: dict[str, dict[str, Any]] | None = None
+    """By agent; None where nothing was aggregated."""
+    notices: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Takes every outcome: journal first, then the counts. Its trouble ends the run, not the event loop."""
+
+    def __init__(self, config: RolloutCollectionConfig, prepared: Prepared, files: ExitStack) -> None:
+        output = Path(config.output_jsonl_fpath)
+        owed = prepared.owed
+        self.ledger = Ledger(
+            planned=owed.planned,
+            resumed=owed.planned - owed.to_run - owed.left_alone_by_class.total(),
+            left_alone=owed.left_alone_by_class,
+        )
+        self.progress = Progress(owed.to_run, owed.by_agent.copy(), prepared.columns)
+        self.trouble: NeMoGymError | None = None
+        self.is_over_budget = False
+        self.on_trouble: Callable[[], None] = lambda: None
+        self.in_flight: Callable[[], int] = lambda: 0
+        self._to_run = owed.to_run
+        self._max_failure_rate = config.max_failure_rate
+        self._prepared = prepared
+        self._files = files
+        self._journal = files.enter_context(Journal(output))
+        self._failures_path = failures_path_for(output)
+        self._failures: Journal | None = None
+
+    def settle(self, outcome: Outcome) -> None:
+        if self.trouble is not None:
+            return  # it cannot be written, so it was not run
+        try:
+            self._write(outcome)
+        except JournalError as error:
+            self.trouble = error
+            self.on_trouble()
+            return
+        self.ledger.take(outcome)
+        self.progress.take(outcome)
+        if isinstance(outcome, Failure) and not self.is_over_budget:
+            self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self.ledger.exceeds(self._max_failure_rate, self.in_flight(), self._to_run):
+            self.is_over_budget = True
+            self.on_trouble()
+
+    def _write(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Success):
+            offset = self._journal.append(outcome.line)
+            key = outcome.key
+            self._prepared.index.add(key, offset)
+            self._prepared.columns[outcome.agent].add(key.task, key.rollout, outcome.numbers)
+        elif outcome.is_kept:
+            if self._failures is None:
+                self._failures = self._files.enter_context(Journal(self._failures_path))
+            self._failures.append(outcome.line())
+
+    def sync(self) -> None:
+        self._journal.sync()
+        if self._failures is not None:
+            self._failures.sync()
+
+
+class Collection:
+    """One run into one output."""
+
+    def __init__(self, config: RolloutCollectionConfig, servers: Servers, display: Display) -> None:
+        self._config = config
+        self._servers = servers
+        self._display = display
+        self._executor: Executor | None = None
+        self._opening: asyncio.Timeout | None = None
+        self._stopped_by: str | None = None
+
+    def stop(self, why: str) -> None:
+        """End early: what runs may go on for some seconds; asked a second time, leave at once."""
+        grace_s = STOP_GRACE_S if self._stopped_by is None else 0.0
+        self._stopped_by = self._stopped_by or why
+        if self._executor is not None:
+            self._executor.stop(grace_s)
+        elif self._opening is not None:
+            opening, self._opening = self._opening, None
+            opening.reschedule(asyncio.get_running_loop().time())
+
+    async def run(self) -> Collected:
+        config = self._config
+        output = Path(config.output_jsonl_fpath)
+        prepare_folder(config)
+        with exclusive(output) as status:
+            for line in described(config, self._servers):
+                self._display.note(line)
+            prepared = prepare(config, self._servers, self._display.note)
+            if not prepared.is_resumed:
+                self._display.note(f"{prepared.owed.to_run} rollouts to run")
+            async with AsyncExitStack() as opened:
+                with ExitStack() as files:
+                    recorder = Recorder(config, prepared, files)
+                    prepared.manifest.save(state="running", ledger=recorder.ledger.as_data())
+                    client = await self._play(prepared, recorder, status, opened)
+                return await self._finished(prepared, recorder, client, opened)
+
+    async def _play(
+        self, prepared: Prepared, recorder: Recorder, status: StatusFile, opened: AsyncExitStack
+    ) -> ServerClient | None:
+        """Run what is owed; gives the client of the servers where they are open in this process."""
+        if not prepared.owed.to_run:
+            return None
+        client: ServerClient | None = None
+        if self._config.executor == "local":
+            try:
+                async with asyncio.timeout(None) as self._opening:
+                    client = await opened.enter_async_context(self._servers.open())
+            except TimeoutError:  # stopped before it began
+                return None
+        executor = self._executor = open_executor(self._config, self._servers, client)
+        recorder.in_flight = executor.in_flight
+        recorder.on_trouble = lambda: executor.stop(0.0)
+        try:
+            async with _ticking(lambda: self._tick(executor, recorder, status)):
+                if self._stopped_by is None:
+                    await executor.run(prepared.owed.tasks(), recorder.settle)
+        finally:
+            self._display.finish(recorder.progress.snapshot(executor.state()))
+            with suppress(JournalError):  # the trouble that stopped the run is told by itself
+                prepared.manifest.save(state="stopped", ledger=recorder.ledger.as_data())
+        return client
+
+    async def _tick(self, executor: Executor, recorder: Recorder, status: StatusFile) -> None:
+        """Once a second: sync, status, progress."""
+        try:
+            await asyncio.to_thread(recorder.sync)
+        except JournalError as error:
+            recorder.trouble = recorder.trouble or error
+            executor.stop(0.0)
+        state = executor.state()
+        snapshot = recorder.progress.snapshot(state)
+        self._display.show(snapshot)
+        status.write(
+            done=snapshot.done,
+            total=snapshot.total,
+            failed=snapshot.failed,
+            per_minute=round(snapshot.per_minute, 1),
+            eta_s=snapshot.eta_s,
+            in_flight=state.in_flight,
+            limits=state.limits,
+            served=self._servers.to_host is None,
+            oldest=state.oldest,
+        )
+
+    async def _finished(
+        self,
+        prepared: Prepared,
+        recorder: Recorder,
+        client: ServerClient | None,
+        opened: AsyncExitStack,
+    ) -> Collected:
+        ledger = recorder.ledger
+        if recorder.trouble is not None:
+            raise JournalError(
+                f"{recorder.trouble}. The {ledger.succeeded} rollouts before that are safe; go on with "
+                "+resume_from_cache=true"
+            ) from recorder.trouble
+        stopped_by = self._stopped_by
+        if recorder.is_over_budget:
+            stopped_by = f"more failed than max_failure_rate={self._config.max_failure_rate:g} allows"
+        output = Path(self._config.output_jsonl_fpath)
+        rollouts = Rollouts(output, prepared.index.sorted_offsets())
+        collected = Collected(rollouts, ledger, output, stopped_by)
+        if not self._config.disable_aggregation and stopped_by is None and len(rollouts):
+            if client is None:
+                client = await opened.enter_async_context(self._servers.open())
+            collected.key_metrics = await self._aggregate(prepared, rollouts, client)
+        state = "complete" if ledger.is_complete else "incomplete"
+        prepared.manifest.save(state=state, ledger=ledger.as_data())
+        return collected
+
+    async def _aggregate(
+        self, prepared: Prepared, rollouts: Rollouts, client: ServerClient
+    ) -> dict[str, dict[str, Any]]:
+        agents = {
+            agent: AgentRollouts(columns, _records_of(agent, rollouts))
+            for agent, columns in prepared.columns.items()
+            if agent
+        }
+        return await write_aggregate_metrics(aggregate_metrics_path_for(rollouts.path), agents, client)
+
+
+def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[str, Any]]]:
+    return lambda: (record for record in rollouts if agent_of(record) == agent)
+
+
+def open_executor(config: RolloutCollectionConfig, servers: Servers, client: ServerClient | None) -> Executor:
+    """The executor that the configuration asks for; the local one needs the client of open servers."""
+    longest_s = max(_LONGEST_BACKOFF_S, config.retry_backoff_s)
+    retry = RetryPolicy(config.max_attempts, config.retry_backoff_s, longest_s, _RETRY_TOTAL_S)
+    policy = RolloutPolicy(config.rollout_timeout_s, retry)
+    ceiling = config.parallel if config.adaptive_concurrency else 0
+    if client is not None:
+        limits = EndpointLimits(ceiling) if ceiling else None
+        attempt = Attempt(client, config.call_timeout_s, limits, secret_values(servers.values))
+        return LocalExecutor(attempt, policy, config.parallel)
+    setup = WorkerSetup(
+        dump_config(servers.config()), servers.to_host is not None, policy, config.call_timeout_s, ceiling
+    )
+    workers = config.num_workers or len(os.sched_getaffinity(0))
+    return ProcessExecutor(setup, workers, config.parallel)
+
+
+@asynccontextmanager
+async def _ticking(tick: Callable[[], Any]) -> AsyncIterator[None]:
+    """`tick` runs every second meanwhile."""
+
+    async def run() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            await tick()
+
+    ticking = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+        await asyncio.wait({ticking}, timeout=10)
+        if not ticking.cancelled() and ticking.done() and (error := ticking.exception()) is not None:
+            logger.error("progress: %r", error)
+
+
+def described(config: RolloutCollectionConfig, servers: Servers) -> list[str]:
+    """What a run is going to do, for its first lines."""
+    repeats = config.num_repeats if config.num_repeats is not None else 1
+    parts = [
+        f"limit {config.limit}" if config.limit is not None else "all rows",
+        f"repeats {repeats}",
+        "with seeds" if config.num_repeats_add_seed else "",
+        f"agent {config.agent_name}" if config.agent_name else "agents as the rows say",
+        f"overrides {mask_secrets(overrides)}" if (overrides := config.responses_create_params) else "",
+        f"prompt {config.prompt_config}" if config.prompt_config else "",
+    ]
+    workers = f", {config.num_workers or len(os.sched_getaffinity(0))} worker processes"
+    adaptive = ", adaptive" if config.adaptive_concurrency else ""
+    return [
+        f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
+        + ", ".join(part for part in parts if part),
+        f"At most {config.parallel} rollouts in flight{adaptive}; servers {servers.where}"
+        + (workers if config.executor == "processes" else ""),
+    ]

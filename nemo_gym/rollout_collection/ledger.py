@@ -1,0 +1,89 @@
+"""The ledger of a run: planned = succeeded + failed by kind + not run, at every moment."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
+
+_FEWEST = 20
+"""Rollouts that must have been started before a share of them says anything."""
+
+
+@dataclass
+class Ledger:
+    planned: int
+    resumed: int = 0
+    """Succeeded in earlier runs."""
+    left_alone: Counter[str] = field(default_factory=Counter)
+    """Failed for good in earlier runs, by class."""
+    succeeded_now: int = 0
+    failed_now: Counter[str] = field(default_factory=Counter)
+    retried: int = 0
+    """Rollouts that took more than one try."""
+    causes: Counter[str] = field(default_factory=Counter)
+    """What went wrong, most of it in few words."""
+
+    def take(self, outcome: Outcome) -> None:
+        self.retried += outcome.attempts > 1
+        if isinstance(outcome, Success):
+            self.succeeded_now += 1
+        elif outcome.is_kept:
+            self.failed_now[outcome.failure_class] += 1
+            self._note(outcome)
+
+    def _note(self, failure: Failure) -> None:
+        status = f" {failure.status}" if failure.status is not None else ""
+        cause = f"{failure.failure_class}: {failure.error_type}{status}: {failure.message[:160]}"
+        if cause in self.causes or len(self.causes) < 1000:
+            self.causes[cause] += 1
+
+    @property
+    def succeeded(self) -> int:
+        return self.resumed + self.succeeded_now
+
+    @property
+    def failed(self) -> Counter[str]:
+        return self.left_alone + self.failed_now
+
+    @property
+    def not_run(self) -> int:
+        return self.planned - self.succeeded - self.failed.total()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.succeeded == self.planned
+
+    def exceeds(self, max_failure_rate: float | None, in_flight: int, to_run: int) -> bool:
+        """Whether more have failed than is allowed, by themselves: a share below 1, else a count."""
+        failures = self.failed_now.total() - self.failed_now["cancelled"]
+        if max_failure_rate is None or not failures:
+            return False
+        if max_failure_rate >= 1:
+            return failures > max_failure_rate
+        # Those in flight may all succeed: failures are often quicker than successes.
+        started = self.succeeded_now + failures + in_flight
+        return started >= min(_FEWEST, to_run) and failures > max_failure_rate * started
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "planned": self.planned,
+            "succeeded": self.succeeded,
+            "failed": dict(self.failed),
+            "not_run": self.not_run,
+            "retried": self.retried,
+        }
+
+    def __str__(self) -> str:
+        failed = self.failed
+        kinds = (
+            f" ({', '.join(f'{number} {kind}' for kind, number in failed.most_common())})" if failed else ""
+        )
+        return (
+            f"{self.planned} planned = {self.succeeded} succeeded + {failed.total()} failed{kinds} "
+            f"+ {self.not_run} not run; {self.retried} retried"
+        )
+
+    def worst(self, number: int = 5) -> list[str]:
+        """The most frequent causes, each with its count."""
+        return [f"{count} x {cause}" for cause, count in self.causes.most_common(number)]

@@ -1,0 +1,263 @@
+"""Before the first rollout: a fresh plan, or what an earlier run left of its own, checked against now."""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.config import mask_secrets, max_rollout_attempts
+from nemo_gym.errors import ChangedInputsError, ConfigError
+from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
+from nemo_gym.metrics.baseline import numeric_fields
+from nemo_gym.metrics.columns import Columns
+from nemo_gym.path_utils import (
+    aggregate_metrics_path_for,
+    failures_path_for,
+    manifest_path_for,
+    materialized_path_for,
+)
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.manifest import Manifest, differences, flattened
+from nemo_gym.rollout_collection.materialize import (
+    INPUT_DIGEST,
+    Materialized,
+    find_input,
+    materialize,
+    recipe_of,
+)
+from nemo_gym.rollout_collection.outcome import Key
+from nemo_gym.rollout_collection.resume import (
+    Owed,
+    agent_of,
+    materialized_key,
+    parsed,
+    read_failures,
+    recover_output,
+)
+from nemo_gym.rollout_collection.rollouts import OutputIndex, packed
+from nemo_gym.rollout_collection.servers import Servers
+
+Note = Callable[[str], None]
+_SHOWN = 10
+
+
+@dataclass
+class Prepared:
+    """What there is to do, and what is done already."""
+
+    owed: Owed
+    manifest: Manifest
+    is_resumed: bool = False
+    index: OutputIndex = field(default_factory=OutputIndex)
+    columns: defaultdict[str, Columns] = field(default_factory=lambda: defaultdict(Columns))
+
+
+def prepare_folder(config: RolloutCollectionConfig) -> None:
+    """Make the output's folder; refuse an output that cannot be one, and an input that it would replace."""
+    output = Path(config.output_jsonl_fpath)
+    other = "choose another +output_jsonl_fpath="
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_jsonl_fpath: cannot write {output}: {error.strerror}; {other}") from error
+    if output.exists() and not output.is_file():
+        raise ConfigError(f"output_jsonl_fpath: {output} is a folder or a device, not a file; {other}")
+    if not os.access(output.parent, os.W_OK):
+        raise ConfigError(f"output_jsonl_fpath: {output.parent} is not writable; make it so, or {other}")
+    source = find_input(config)
+    if source is not None and any(path.exists() and source.samefile(path) for path in _files_of(output)):
+        raise ConfigError(f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {other}")
+
+
+def _files_of(output: Path) -> list[Path]:
+    """All that a run leaves, which the next one sets aside."""
+    beside = (failures_path_for, manifest_path_for, aggregate_metrics_path_for)
+    return [output, materialized_path_for(output), *(path_for(output) for path_for in beside)]
+
+
+def prepare(config: RolloutCollectionConfig, servers: Servers, note: Note) -> Prepared:
+    """Write the plan, or take up the earlier run's."""
+    output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
+    if config.resume_from_cache:
+        missing = [str(path) for path in (materialized, output) if not path.exists()]
+        if not missing:
+            return _Resuming(config, servers, note).prepare()
+        note(f"Nothing to resume: {' and '.join(missing)} not there. Starting afresh.")
+    return _start_afresh(config, servers, note)
+
+
+def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note) -> Prepared:
+    output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
+    with new_file(materialized) as file:
+        plan = materialize(config, file.write)
+        servers.check_agents(plan.by_agent)
+        _warn_of_repeats(plan, note)
+        file.flush()  # a full disk shows itself before the earlier run is set aside
+        moved = set_aside(_files_of(output))
+    if moved:
+        names = ", ".join(path.name for path in moved)
+        note(f"An earlier run's files are set aside: {names} (+resume_from_cache=true carries it on instead)")
+    manifest = Manifest.new(manifest_path_for(output), config.model_dump(), servers.values)
+    manifest.data["materialized_inputs"] = plan.as_data(mask_secrets(recipe_of(config)))
+    owed = Owed(
+        materialized, max_attempts=max_rollout_attempts(), by_agent=plan.by_agent, planned=plan.planned
+    )
+    return Prepared(owed, manifest)
+
+
+def _warn_of_repeats(plan: Materialized, note: Note) -> None:
+    if plan.unused_repeats:
+        note(
+            f"warning: num_repeats has entries for agents that never occur: {', '.join(plan.unused_repeats)}"
+        )
+
+
+@dataclass
+class _Resuming:
+    """One resumption."""
+
+    config: RolloutCollectionConfig
+    servers: Servers
+    note: Note
+
+    def __post_init__(self) -> None:
+        self.output = Path(self.config.output_jsonl_fpath)
+        self.materialized = self.config.materialized_jsonl_fpath
+
+    def prepare(self) -> Prepared:
+        earlier = Manifest.load(manifest_path_for(self.output))
+        manifest = Manifest.new(
+            manifest_path_for(self.output), self.config.model_dump(), self.servers.values
+        ).resumed(earlier)
+        changed = earlier.changed_servers(self.servers.values) if earlier is not None else []
+        manifest.data["materialized_inputs"] = self._checked_inputs(earlier, changed)
+        prepared = Prepared(Owed(self.materialized, max_attempts=max_rollout_attempts()), manifest, True)
+        self._take_up(prepared)
+        return prepared
+
+    def _checked_inputs(self, earlier: Manifest | None, changed: list[str]) -> Any:
+        """The plan that this run goes by; what differs from the earlier run's is refused."""
+        inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
+        recipe = mask_secrets(recipe_of(self.config))
+        if find_input(self.config) is None:
+            self.note(f"{self.config.input_jsonl_fpath} is not there; going on with {self.materialized}")
+            self._refuse([*changed, *changed_recipe(inputs, recipe)])
+            return inputs
+        if isinstance(inputs, dict) and inputs.get("recipe") == recipe:
+            self._refuse(changed)
+            return inputs
+        candidate = self.materialized.with_name(f".{self.materialized.name}.candidate.tmp")
+        try:
+            with new_file(candidate) as file:
+                plan = materialize(self.config, file.write)
+                self.servers.check_agents(plan.by_agent)
+                _warn_of_repeats(plan, self.note)
+            if plan.digest != _digest(self.materialized):
+                self._refuse([*changed, *changed_rows(self.materialized, candidate)])
+                candidate.replace(self.materialized)
+            else:
+                self._refuse(changed)
+        finally:
+            candidate.unlink(missing_ok=True)
+        return plan.as_data(recipe)
+
+    def _refuse(self, changed: list[str]) -> None:
+        if not changed:
+            return
+        more = f"\n  … and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        text = "".join(f"\n  {line}" for line in changed[:_SHOWN]) + more
+        if not self.config.allow_changed_inputs:
+            raise ChangedInputsError(
+                f"{self.output} was collected with something else:{text}\n"
+                "Resume with the same, choose another +output_jsonl_fpath=, or go on all the same with "
+                "+allow_changed_inputs=true"
+            )
+        self.note(f"Going on although this differs from the earlier run:{text}")
+
+    def _take_up(self, prepared: Prepared) -> None:
+        owed = prepared.owed
+
+        def take(key: Key, record: dict[str, Any], offset: int) -> None:
+            owed.done.add(packed(key))
+            prepared.index.add(key, offset)
+            prepared.columns[agent_of(record)].add(key.task, key.rollout, numeric_fields(record))
+
+        self._tell(self.output, recover_output(self.output, take))
+        failures = failures_path_for(self.output)
+        past, recovery = read_failures(failures)
+        self._tell(failures, recovery)
+        owed.data_attempts = past.data_attempts
+        owed.left_alone = {
+            name: kind for name, kind in past.left_alone(owed.max_attempts).items() if name not in owed.done
+        }
+        owed.count()
+        self.servers.check_agents(owed.by_agent)
+        if owed.not_planned:
+            self.note(f"{owed.not_planned} rollouts in {self.output} are not in the plan; they stay there")
+        if owed.left_alone_by_class:
+            self.note(
+                f"{owed.left_alone_by_class.total()} rollouts are left alone: their failures have used up "
+                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={owed.max_attempts} or are final"
+            )
+        done = owed.planned - owed.to_run - owed.left_alone_by_class.total()
+        self.note(f"Resuming: {owed.planned} rollouts planned, {done} done, {owed.to_run} left")
+
+    def _tell(self, path: Path, recovery: Recovery) -> None:
+        for number, reason in recovery.set_aside[:_SHOWN]:
+            self.note(f"{path}:{number}: the line {reason}; it is set aside in {recovery.kept_in}")
+        if len(recovery.set_aside) > _SHOWN:
+            self.note(f"… and {len(recovery.set_aside) - _SHOWN} more lines like that")
+
+
+def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
+    """What would make another plan, where the input itself cannot be compared."""
+    before = inputs.get("recipe") if isinstance(inputs, dict) else None
+    if not isinstance(before, dict):
+        return []
+    settings = (
+        {key: value for key, value in flattened(recipe) if key != INPUT_DIGEST and value != {}}
+        for recipe in (before, now)
+    )
+    return differences(*settings)
+
+
+def changed_rows(before: Path, now: Path) -> list[str]:
+    """What the new plan does not have as the earlier one had it. More rollouts are no change."""
+    hashes = {
+        packed(materialized_key(line, before)): (line.offset, hash(line.data)) for line in read_lines(before)
+    }
+    changes: dict[str, list[Key]] = {}
+    for line in read_lines(now):
+        key = materialized_key(line, now)
+        found = hashes.pop(packed(key), None)
+        if found is not None and found[1] != hash(line.data):
+            for change in _row_differences(_line_at(before, found[0]), line.data):
+                changes.setdefault(change, []).append(key)
+    texts = [f"{change} ({_of(keys)})" for change, keys in changes.items()]
+    if hashes:
+        texts.append(
+            f"{len(hashes)} rollouts of the earlier plan are not in this one (limit or num_repeats?)"
+        )
+    return texts
+
+
+def _row_differences(before: bytes, now: bytes) -> list[str]:
+    return differences(dict(flattened(parsed(before))), dict(flattened(parsed(now))))
+
+
+def _of(keys: list[Key]) -> str:
+    return f"rollout {keys[0]}" if len(keys) == 1 else f"{len(keys)} rollouts, the first is {keys[0]}"
+
+
+def _line_at(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.readline()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

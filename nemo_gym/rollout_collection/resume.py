@@ -1,0 +1,200 @@
+"""What an earlier run left: plan - journal = work owed.
+
+The keys in the output are done. Keys whose data failures have used up their attempts are left alone. All
+others are owed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import orjson
+
+from nemo_gym.codec import decode_json
+from nemo_gym.errors import JournalError
+from nemo_gym.journal import Line, Recovery, read_lines, recover
+from nemo_gym.rollout_collection.outcome import OUTAGES, Key, Task
+from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.types import (
+    AGENT_REF_KEY_NAME,
+    NG_FAILURE_CLASS_KEY,
+    NG_TERMINAL_KEY,
+    ROLLOUT_INDEX_KEY_NAME,
+    TASK_INDEX_KEY_NAME,
+)
+
+DATA_ATTEMPTS_A_RUN = 2
+"""Tries in one run of a rollout whose input is at fault."""
+
+Record = dict[str, Any]
+
+
+def parsed(line: bytes) -> Any:
+    """A line as data; raises ValueError where it is torn."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return decode_json(line)
+
+
+def key_of(record: Record) -> Key | None:
+    task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
+    return Key(task, rollout) if _is_index(task) and _is_index(rollout) else None
+
+
+def _is_index(value: Any) -> TypeGuard[int]:
+    """Not `True`, and not beyond what `packed` holds."""
+    return type(value) is int and 0 <= value < 2**31
+
+
+def agent_of(record: Record) -> str:
+    ref = record.get(AGENT_REF_KEY_NAME)
+    return str(ref.get("name") or "") if isinstance(ref, dict) else ""
+
+
+def recover_output(path: Path, take: Callable[[Key, Record, int], None]) -> Recovery:
+    """Mend what a killed run left of its output; `take` gets each rollout that is whole, and its offset."""
+    seen: set[int] = set()
+
+    def judge(line: bytes, offset: int) -> str | None:
+        try:
+            record = parsed(line)
+        except (ValueError, RecursionError):
+            return "is torn"
+        key = key_of(record) if isinstance(record, dict) else None
+        if key is None:
+            return f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
+        if packed(key) in seen:
+            return f"repeats rollout {key}"
+        seen.add(packed(key))
+        take(key, record, offset)
+        return None
+
+    return recover(path, judge)
+
+
+@dataclass
+class PastFailures:
+    """What the failures file says of each key, over all runs."""
+
+    data_attempts: dict[int, int] = field(default_factory=dict)
+    terminal: dict[int, str] = field(default_factory=dict)
+    """The failure class of those that are never to be tried again."""
+    last_class: dict[int, str] = field(default_factory=dict)
+
+    def take(self, key: Key, record: Record) -> None:
+        name, failure_class = packed(key), str(record.get(NG_FAILURE_CLASS_KEY) or "data")
+        if record.get(NG_TERMINAL_KEY):
+            self.terminal[name] = failure_class
+        if failure_class not in OUTAGES:
+            attempts = record.get("data_attempts")
+            counted = attempts if isinstance(attempts, int) and attempts > 0 else 1
+            self.data_attempts[name] = self.data_attempts.get(name, 0) + counted
+            self.last_class[name] = failure_class
+
+    def left_alone(self, max_attempts: int) -> dict[int, str]:
+        """The keys that are not tried again, with the class of their failure."""
+        spent = {
+            name: self.last_class[name]
+            for name, attempts in self.data_attempts.items()
+            if attempts >= max_attempts
+        }
+        return spent | self.terminal
+
+
+def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
+    past = PastFailures()
+
+    def judge(line: bytes, _: int) -> str | None:
+        try:
+            record = parsed(line)
+        except (ValueError, RecursionError):
+            return "is torn"
+        key = key_of(record) if isinstance(record, dict) else None
+        if key is None:
+            return "has no key"
+        past.take(key, record)
+        return None
+
+    return (past, recover(path, judge)) if path.exists() else (past, Recovery())
+
+
+@dataclass
+class Owed:
+    """The work that is left."""
+
+    materialized: Path
+    done: set[int] = field(default_factory=set)
+    left_alone: dict[int, str] = field(default_factory=dict)
+    data_attempts: dict[int, int] = field(default_factory=dict)
+    """Used up in earlier runs."""
+    max_attempts: int = 3
+    by_agent: Counter[str] = field(default_factory=Counter)
+    """Rollouts to run."""
+    planned: int = 0
+    left_alone_by_class: Counter[str] = field(default_factory=Counter)
+    not_planned: int = 0
+    """Rollouts in the output that the plan does not have."""
+
+    @property
+    def to_run(self) -> int:
+        return self.by_agent.total()
+
+    def count(self) -> None:
+        """Fill in the counts from the materialized file; only where they are not known from the planning."""
+        done_of_plan = 0
+        for line in read_lines(self.materialized):
+            self.planned += 1
+            name = packed(materialized_key(line, self.materialized))
+            if name in self.done:
+                done_of_plan += 1
+            elif name in self.left_alone:
+                self.left_alone_by_class[self.left_alone[name]] += 1
+            else:
+                self.by_agent[agent_of(_row(line, self.materialized))] += 1
+        self.not_planned = len(self.done) - done_of_plan
+
+    def tasks(self) -> Iterator[Task]:
+        if not self.to_run:
+            return
+        for line in read_lines(self.materialized):
+            key = materialized_key(line, self.materialized)
+            name = packed(key)
+            if name in self.done or name in self.left_alone:
+                continue
+            row = _row(line, self.materialized)
+            attempts = min(self.max_attempts - self.data_attempts.get(name, 0), DATA_ATTEMPTS_A_RUN)
+            yield Task(key, agent_of(row), row[AGENT_REF_KEY_NAME], line.data, attempts)
+
+
+_KEY_AT_END = re.compile(
+    rb',"%s":(\d+),"%s":(\d+)\}' % (TASK_INDEX_KEY_NAME.encode(), ROLLOUT_INDEX_KEY_NAME.encode())
+)
+_LONGEST_KEY = 96
+"""Bytes within which the key stands at the end of a materialized line."""
+
+
+def materialized_key(line: Line, path: Path) -> Key:
+    """The key of a materialized input: at its end, where this program wrote it, else wherever it stands."""
+    data = line.data
+    start = data.rfind(b',"_ng_task_index"', -_LONGEST_KEY)
+    found = _KEY_AT_END.fullmatch(data, start) if start >= 0 else None
+    if found is not None:
+        return Key(int(found[1]), int(found[2]))
+    key = key_of(_row(line, path))
+    if key is None:
+        raise JournalError(f"{path}:{line.number}: the line has no key; start afresh")
+    return key
+
+
+def _row(line: Line, path: Path) -> Record:
+    try:
+        row = parsed(line.data)
+    except (ValueError, RecursionError) as error:
+        raise JournalError(f"{path}:{line.number}: the line is not JSON ({error}); start afresh") from error
+    if not isinstance(row, dict) or not agent_of(row):
+        raise JournalError(f"{path}:{line.number}: the line names no agent; start afresh")
+    return row

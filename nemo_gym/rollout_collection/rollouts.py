@@ -1,0 +1,79 @@
+"""The rollouts of an output file as a sequence, sorted by key, read when they are looked at."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from nemo_gym.codec import decode_json
+from nemo_gym.rollout_collection.outcome import Key
+
+_ROLLOUT_BITS = 31
+
+
+def packed(key: Key) -> int:
+    """A key as one whole number that sorts like it: small enough to keep millions."""
+    return key.task << _ROLLOUT_BITS | key.rollout
+
+
+class OutputIndex:
+    """Where each rollout stands in the output: 16 bytes for each."""
+
+    def __init__(self) -> None:
+        self.keys = array("q")
+        self.offsets = array("q")
+
+    def add(self, key: Key, offset: int) -> None:
+        self.keys.append(packed(key))
+        self.offsets.append(offset)
+
+    def sorted_offsets(self) -> "array[int]":
+        keys = self.keys
+        return array("q", (self.offsets[place] for place in sorted(range(len(keys)), key=keys.__getitem__)))
+
+
+class Rollouts(Sequence[dict[str, Any]]):
+    """Like a list of dictionaries; each is read from the file when it is asked for."""
+
+    def __init__(self, path: Path, offsets: "array[int]") -> None:
+        self.path = path
+        self._file = path.absolute()  # it is read later, whatever the working directory is then
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return list(self._read(self._offsets[index]))
+        return next(self._read([self._offsets[index]]))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._read(self._offsets)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            mine == theirs for mine, theirs in zip(self, other, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # like a list, which it equals
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rollouts in {self.path}>"
+
+    def _read(self, offsets: Sequence[int]) -> Iterator[dict[str, Any]]:
+        if not offsets:
+            return
+        with self._file.open("rb") as file:
+            for offset in offsets:
+                file.seek(offset)
+                rollout: dict[str, Any] = decode_json(file.readline())
+                yield rollout

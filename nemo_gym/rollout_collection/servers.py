@@ -1,0 +1,137 @@
+"""Which servers play: hosted here, those of a running head server, or those open around the caller."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nemo_gym.client import ServerClient, base_url
+from nemo_gym.config import GymConfig
+from nemo_gym.config.hints import did_you_mean
+from nemo_gym.config.instances import instance_names
+from nemo_gym.config.load import Sources, load_sources
+from nemo_gym.config.overrides import Overrides
+from nemo_gym.config.plain import plain_data
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.errors import ConfigError, HeadServerUnreachableError
+from nemo_gym.http import (
+    GlobalAIOHTTPAsyncClientConfig,
+    is_global_aiohttp_client_setup,
+    set_global_aiohttp_client,
+)
+from nemo_gym.launch import host_embedded
+from nemo_gym.rollout_collection.manifest import differences, server_settings
+from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
+
+_POLICY_KEYS = (POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME)
+_EMBEDDED_HINT = "pass +hosting=embedded to host the servers in this process"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers of a run, not necessarily running yet."""
+
+    values: Mapping[str, Any]
+    """Their configuration, as plain data."""
+    to_host: GymConfig | None = None
+    """What to host; None where they run already."""
+    running: ServerClient | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ServerClient]:
+        """A client of the servers, which run meanwhile."""
+        if self.to_host is not None:
+            async with host_embedded(self.to_host) as client:
+                yield client
+        else:
+            assert self.running is not None
+            yield self.running
+
+    @property
+    def where(self) -> str:
+        """For the description of a run."""
+        if self.to_host is not None or (self.running is not None and self.running.is_local):
+            return "hosted in this process (embedded)"
+        head = self.running.head_server_config if self.running is not None else None
+        return f"served behind {base_url(head.host, head.port)}" if head is not None else "already open"
+
+    def config(self) -> GymConfig:
+        """The whole configuration, for worker processes."""
+        if self.to_host is not None:
+            return self.to_host
+        from pathlib import Path
+
+        return load_sources(Sources((), Overrides(), None, Path.cwd(), self.values))
+
+    def check_agents(self, agents: Mapping[str, int]) -> None:
+        """Every agent that is asked for must be there."""
+        known = [name for name in instance_names(self.values) if "responses_api_agents" in self.values[name]]
+        missing = [agent for agent in agents if agent not in known]
+        if missing:
+            hint = did_you_mean(missing[0], known)
+            raise ConfigError(
+                f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint}. "
+                "Name one with +agent_name=<name>, or the files that define it with '+config_paths=[…]'"
+            )
+
+
+def served_by(client: ServerClient) -> Servers:
+    return Servers(_plain(client.global_config_dict), running=client)
+
+
+def choose_servers(config: GymConfig, hosting: Literal["auto", "embedded", "served"]) -> Servers:
+    """The servers that a command line asks for."""
+    embedded = Servers(config.data, to_host=config) if config.servers else None
+    if hosting == "embedded":
+        if embedded is None:
+            raise ConfigError("there are no servers to host; name their files with '+config_paths=[…]'")
+        return embedded
+    try:
+        served = served_by(setup_client(config.head_server))
+    except HeadServerUnreachableError as error:
+        if hosting == "auto" and embedded is not None:
+            return embedded
+        raise HeadServerUnreachableError(
+            f"{error}; or let this command host the servers: '+config_paths=[…]'"
+        ) from error
+    _refuse_other_servers(config, served)
+    return served
+
+
+def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
+    """Servers that run must be those that are asked for."""
+    asked = server_settings(config.data, with_endpoints=True)
+    have = server_settings(served.values, with_endpoints=True)
+    for key in _POLICY_KEYS:  # what the command line says must not be in vain
+        if key in config.texts and key in served.values:
+            asked[key], have[key] = config.data[key], served.values[key]
+    lines = differences({key: have[key] for key in asked if key in have}, asked)
+    if lines:
+        shown = "".join(f"\n  {line}" for line in lines[:10])
+        raise ConfigError(
+            f"the servers {served.where} are not those asked for (was: there, is: asked for):{shown}\n"
+            f"Stop that ng_run, ask for the same configuration, or {_EMBEDDED_HINT}"
+        )
+
+
+def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
+    """A client of the servers open around the caller, else of those that a head server knows.
+
+    It sizes the shared HTTP client as their configuration says, unless that was done already.
+    """
+    client = ServerClient.load_from_global_config(head_server_config)
+    fields = GlobalAIOHTTPAsyncClientConfig.model_fields
+    sizes = {name: client.global_config_dict[name] for name in fields if name in client.global_config_dict}
+    if sizes and not is_global_aiohttp_client_setup():
+        set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
+    return client
+
+
+def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    if isinstance(values, DictConfig):
+        data: dict[str, Any] = OmegaConf.to_container(values, resolve=True)  # type: ignore[assignment]  # str keys
+        return data
+    plain: dict[str, Any] = plain_data(values)
+    return plain

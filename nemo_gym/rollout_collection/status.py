@@ -1,0 +1,145 @@
+"""The status file of a running collection: says what it does, and keeps a second one off the same output.
+
+The file is locked by the collection that writes it. A lock ends with its process, however that ends, so a
+file that nobody has locked is a leftover.
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.errors import OutputInUseError
+from nemo_gym.journal import cannot_write, remove_leftovers
+from nemo_gym.path_utils import (
+    aggregate_metrics_path_for,
+    failures_path_for,
+    manifest_path_for,
+    materialized_path_for,
+    status_path_for,
+)
+
+logger = logging.getLogger(__name__)
+
+_LOOKS = 10
+"""Tries, 20 ms apart, where another process may be in the middle of something short."""
+
+
+class StatusFile:
+    """An open and locked status file."""
+
+    def __init__(self, descriptor: int, output: Path) -> None:
+        self._descriptor = descriptor
+        self._about = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "output": str(output),
+            "started_at": time.time(),
+        }
+
+    def write(self, **entries: Any) -> None:
+        """Replace the content. It is news, not a record: a full disk does not matter."""
+        data = encode_json({**self._about, "time": time.time(), **entries})
+        with suppress(OSError):
+            os.pwrite(self._descriptor, data, 0)
+            os.ftruncate(self._descriptor, len(data))
+
+
+@contextmanager
+def exclusive(output: Path) -> Iterator[StatusFile]:
+    """The output is this process's alone meanwhile."""
+    path = status_path_for(output)
+    descriptor = _locked(path, output)
+    try:
+        remove_leftovers(_companions(output))
+        status = StatusFile(descriptor, output)
+        status.write()
+        yield status
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _companions(output: Path) -> list[Path]:
+    """Every file that a collection writes as a whole, or mends."""
+    return [
+        output,
+        materialized_path_for(output),
+        failures_path_for(output),
+        manifest_path_for(output),
+        aggregate_metrics_path_for(output),
+    ]
+
+
+def _locked(path: Path, output: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise cannot_write(output, error) from error
+        try:
+            _lock(descriptor)
+        except BlockingIOError as error:
+            about = _content(path) or {}
+            os.close(descriptor)
+            who = f"process {about['pid']} on {about['host']}" if "pid" in about else "another process"
+            raise OutputInUseError(
+                f"{who} is collecting into {output}; wait for it, or choose another +output_jsonl_fpath="
+            ) from error
+        except OSError as error:
+            logger.warning("%s cannot be locked: %s; see to it that no other run uses it", path, error)
+        if _is_same(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # its owner removed it between our two steps
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock; whoever only looks at a status file holds it for a moment."""
+    for _ in range(_LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.02)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def read_status(path: Path) -> dict[str, Any] | None:
+    """What a running collection says; None if none is running there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None  # nobody holds it: a leftover
+    except OSError:
+        return _content(path)
+    finally:
+        os.close(descriptor)
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """It is written in place: a reader may come at a bad moment."""
+    for _ in range(_LOOKS):
+        try:
+            content = decode_json(path.read_bytes())
+            return content if isinstance(content, dict) else None
+        except OSError:
+            return None
+        except ValueError:
+            time.sleep(0.02)
+    return None

@@ -1,0 +1,140 @@
+"""Print the mean of every numeric field of a rollouts file as one JSON object, per agent if several.
+
+example: python scripts/print_aggregate_results.py +jsonl_fpath=rollouts.jsonl
+
+  +jsonl_fpath=  str, required
+      The rollouts, one JSON object a line. A relative path is one below the working directory.
+
+Equally: jsonl_fpath=x, ++jsonl_fpath=x, --jsonl_fpath x, --jsonl_fpath=x.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from nemo_gym.cli.main import discard_output
+from nemo_gym.codec import decode_json
+from nemo_gym.config import parse_arguments, string_fields, validate_fields
+from nemo_gym.config.roots import expand
+from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.errors import ConfigError, NeMoGymError
+from nemo_gym.metrics.baseline import numeric_fields
+from nemo_gym.types import AGENT_REF_KEY_NAME
+
+NO_AGENT = "(no agent)"
+"""What rollouts that name no agent stand under, beside those that do."""
+
+
+class Options(BaseNeMoGymCLIConfig):
+    model_config = ConfigDict(extra="forbid")
+
+    jsonl_fpath: str
+
+
+@dataclass
+class Mean:
+    """A mean in constant memory; the sum is Neumaier's, so it loses no digits over millions of values."""
+
+    count: int = 0
+    total: float = 0.0
+    lost: float = 0.0
+    """What rounding took from the total so far."""
+
+    def add(self, value: float) -> None:
+        total = self.total + value
+        larger, smaller = (self.total, value) if abs(self.total) >= abs(value) else (value, self.total)
+        self.lost += (larger - total) + smaller
+        self.total = total
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        return (self.total + self.lost) / self.count
+
+
+@dataclass
+class AgentMeans:
+    """The means of one agent's rollouts."""
+
+    fields: dict[str, Mean] = field(default_factory=dict)
+
+    def add(self, rollout: Mapping[str, Any]) -> None:
+        for name, value in numeric_fields(rollout).items():
+            self.fields.setdefault(name, Mean()).add(value)
+
+    def values(self) -> dict[str, float]:
+        """The reward first; a mean that no float can hold is left out."""
+        names = sorted(self.fields, key=lambda name: name != "reward")
+        means = {name: self.fields[name].value for name in names}
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+
+
+def aggregate_results(path: Path) -> dict[str, Any]:
+    """Field → mean, or agent → field → mean where there are several agents."""
+    agents: dict[str, AgentMeans] = {}
+    for rollout in read_rollouts(path):
+        agents.setdefault(agent_name(rollout), AgentMeans()).add(rollout)
+    if not agents:
+        raise ConfigError(f"{path}: there are no rollouts in it; name a file that a collection wrote")
+    results = {name: means.values() for name, means in agents.items()}
+    return results if len(results) > 1 else next(iter(results.values()))
+
+
+def agent_name(rollout: Mapping[str, Any]) -> str:
+    agent = rollout.get(AGENT_REF_KEY_NAME)
+    name = agent.get("name") if isinstance(agent, Mapping) else None
+    return name if isinstance(name, str) else NO_AGENT
+
+
+def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
+    """Every rollout of a file, one at a time."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield parse_rollout(line, f"{path}:{number}")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check +jsonl_fpath=") from error
+
+
+def parse_rollout(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        rollout = decode_json(line.strip())
+    except (ValueError, RecursionError) as error:
+        reason = str(error).replace("line 1 ", "")  # it is in the place already, and is not 1
+        raise ConfigError(f"{place}: not JSON: {reason}; remove or repair the line") from error
+    if not isinstance(rollout, dict):
+        raise ConfigError(f"{place}: a {type(rollout).__name__}, not a JSON object; remove the line")
+    return rollout
+
+
+def run(arguments: list[str]) -> None:
+    if not {"--help", "-h"}.isdisjoint(arguments):
+        print(__doc__.strip())
+        return
+    overrides = parse_arguments(arguments, string_fields(Options))
+    options = validate_fields(Options, overrides.values, overrides.texts)
+    print(json.dumps(aggregate_results(expand(options.jsonl_fpath)), indent=2))
+
+
+def main() -> None:
+    try:
+        run(sys.argv[1:])
+        sys.stdout.flush()
+    except NeMoGymError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        discard_output()
+
+
+if __name__ == "__main__":
+    main()

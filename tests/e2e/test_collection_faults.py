@@ -1,0 +1,329 @@
+"""Disks, locks, signals, endpoints and processes that fail: a clear message, and a resume that completes."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from nemo_gym.rollout_collection import RolloutCollectionConfig
+from scripts.scripted_endpoint import Output
+from tests.support.collecting import Runs, failing, hang, no_trouble, slow
+from tests.support.commands import BIN, NgRun, children_of, is_running, wait_until
+from tests.support.faults import limit_file_size
+
+PROCESSES = {"executor": "processes", "num_workers": 2}
+
+
+def test_full_disk_ends_the_run_with_what_is_safe_and_a_resume_completes_it(runs: Runs) -> None:
+    collector = runs.start(partial(limit_file_size, 8000), num_samples_in_parallel=4)
+    assert collector.wait() == 1
+    done = len(runs.recorded())
+    assert 4 <= done < 12
+    assert "cannot write results/rollouts.jsonl: File too large; make room" in collector.output
+    assert f"The {done} rollouts before that are safe; go on with +resume_from_cache=true" in collector.output
+    assert "Traceback" not in collector.output
+    assert runs.output.read_bytes().endswith(b"\n")
+    assert runs.check_ledger()["not_run"] == 12 - done
+    runs.finish()
+
+
+def test_file_system_that_is_full_loses_nothing_that_was_recorded(runs: Runs) -> None:
+    collect = subprocess.list2cmdline([str(BIN / "ng_collect_rollouts"), *runs.arguments()])
+    script = f"""
+        mkdir results kept && mount -t tmpfs -o size=36k tmpfs results || exit 99
+        {collect} > first.log 2>&1; echo $? > first.code
+        cp results/* kept/
+        mount -o remount,size=10m results
+        {collect} +resume_from_cache=true > second.log 2>&1; echo $? > second.code
+        rm -r kept/* && cp results/* kept/
+    """
+    run = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], cwd=runs.folder, capture_output=True, text=True, check=False
+    )
+    if not runs.folder.joinpath("first.code").exists():
+        pytest.skip(f"no file system can be mounted here: {run.stderr}")
+    first = runs.folder.joinpath("first.log").read_text()
+    assert runs.folder.joinpath("first.code").read_text() == "1\n", first
+    assert "No space left on device" in first and "Traceback" not in first
+    second = runs.folder.joinpath("second.log").read_text()
+    assert runs.folder.joinpath("second.code").read_text() == "0\n", second
+    runs.folder.joinpath("results").rmdir()
+    runs.folder.joinpath("kept").rename(runs.output.parent)
+    runs.check_complete()
+
+
+def test_full_disk_while_planning_leaves_the_earlier_run_as_it_was(runs: Runs) -> None:
+    runs.finish()
+    before = {path: path.read_bytes() for path in runs.output.parent.iterdir()}
+    collector = runs.start(partial(limit_file_size, 1000))
+    assert collector.wait() == 1
+    assert "cannot write results/rollouts_materialized_inputs.jsonl: File too large" in collector.output
+    assert {path: path.read_bytes() for path in runs.output.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("output", ["tasks.jsonl/below/rollouts.jsonl", "/proc/rollouts.jsonl", "."])
+def test_output_that_cannot_be_written_stops_before_anything_is_asked(runs: Runs, output: str) -> None:
+    before = sorted(runs.folder.iterdir())
+    collector = runs.start(output_jsonl_fpath=output)
+    assert collector.wait() != 0
+    assert output in collector.output and "+output_jsonl_fpath=" in collector.output
+    assert "Traceback" not in collector.output
+    assert not runs.adder.asked
+    assert sorted(path for path in runs.folder.iterdir() if path != collector.log) == before
+
+
+def test_second_collector_on_the_same_output_is_refused_and_the_first_goes_on(runs: Runs) -> None:
+    runs.adder.trouble = slow
+    first = runs.start(num_samples_in_parallel=1)
+    first.wait_until(lambda: bool(runs.recorded()))
+    for second in (runs.start(), runs.resume()):
+        assert second.wait() == 2
+        assert f"process {first.pid} on " in second.output
+        assert "is collecting into results/rollouts.jsonl" in second.output
+        assert "Traceback" not in second.output
+    assert first.wait() == 0
+    runs.check_complete()
+    assert runs.adder.asked.total() == 12
+
+
+class Gate:
+    """Trouble for every question from a number on: no answer until it is opened."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.waiting = 0
+        self._opened = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, number: int, times: int) -> None:
+        if number >= self.first:
+            self.waiting += 1
+            self._loop = asyncio.get_running_loop()
+            await self._opened.wait()
+
+    def open(self) -> None:
+        assert self._loop is not None, "nobody waits"
+        self._loop.call_soon_threadsafe(self._opened.set)
+
+
+def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> None:
+    runs.adder.trouble = gate = Gate(4)
+    collector = runs.start(num_samples_in_parallel=4)
+    collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
+    collector.send(signal.SIGTERM)
+    collector.wait_until(lambda: "SIGTERM: stopping" in collector.output)
+    gate.open()
+    assert collector.wait() == 1
+    assert "Stopped early: SIGTERM" in collector.output
+    assert "12 planned = 8 succeeded + 0 failed + 4 not run" in collector.output
+    assert "+resume_from_cache=true" in collector.output
+    assert runs.recorded() == set(range(8)) == set(runs.adder.asked)
+    assert runs.check_ledger() | {"succeeded": 8, "not_run": 4} == runs.check_ledger()
+    runs.finish()
+    assert runs.adder.asked.total() == 12
+
+
+def test_ctrl_c_cancels_rollouts_that_do_not_finish_in_some_seconds(runs: Runs) -> None:
+    runs.adder.trouble = gate = Gate(4)
+    collector = runs.start(num_samples_in_parallel=4)
+    collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
+    collector.send(signal.SIGINT)
+    assert collector.wait(30) == 1
+    assert "12 planned = 4 succeeded + 4 failed (4 cancelled) + 4 not run" in collector.output
+    assert {failure["_ng_failure_class"] for failure in runs.failures} == {"cancelled"}
+    gate.open()
+    runs.finish()
+
+
+@pytest.mark.parametrize("settings", [{}, PROCESSES], ids=["local", "processes"])
+def test_second_ctrl_c_leaves_at_once(runs: Runs, settings: dict[str, object]) -> None:
+    runs.adder.trouble = gate = Gate(4)
+    collector = runs.start(num_samples_in_parallel=4, **settings)
+    collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) >= 4)
+    workers = children_of(collector.pid)
+    collector.send(signal.SIGINT)
+    collector.wait_until(lambda: "Ctrl-C: stopping; once more leaves at once" in collector.output)
+    collector.send(signal.SIGINT)
+    began = time.monotonic()
+    assert collector.wait(30) == 1
+    assert time.monotonic() - began < 4
+    assert "12 planned = 4 succeeded + 4 failed (4 cancelled) + 4 not run" in collector.output
+    assert "Traceback" not in collector.output
+    assert not any(map(is_running, workers))
+    gate.open()
+    runs.finish()
+
+
+def test_share_of_failures_beyond_the_allowed_one_ends_the_run_early(runs: Runs) -> None:
+    async def refuse(number: int, times: int) -> Output | None:
+        await asyncio.sleep(0.01)
+        return failing(400) if number % 2 else None
+
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 200)
+    runs.adder.trouble = refuse
+    collector = runs.start(num_samples_in_parallel=4, max_failure_rate=0.2)
+    assert collector.wait() == 1
+    assert "Stopped early: more failed than max_failure_rate=0.2 allows" in collector.output
+    assert "data: ServerCallError 400" in collector.output
+    assert runs.check_ledger()["not_run"] > 100
+    runs.adder.trouble = no_trouble
+    runs.finish()
+
+
+def test_count_of_failures_beyond_the_allowed_one_ends_the_run_early(runs: Runs) -> None:
+    async def refuse(number: int, times: int) -> Output | None:
+        return failing(400) if number in (0, 2, 3) else None
+
+    runs.adder.trouble = refuse
+    collector = runs.start(num_samples_in_parallel=1, max_failure_rate=2)
+    assert collector.wait() == 1
+    assert "Stopped early: more failed than max_failure_rate=2 allows" in collector.output
+    assert "12 planned = 1 succeeded + 3 failed (3 data) + 8 not run" in collector.output
+    assert runs.start(num_samples_in_parallel=1, max_failure_rate=3).wait() == 1
+    assert runs.check_ledger()["not_run"] == 0
+    runs.adder.trouble = no_trouble
+    runs.finish()
+
+
+def test_failures_within_the_allowed_share_are_told_by_exit_code_and_ledger(runs: Runs) -> None:
+    async def refuse(number: int, times: int) -> Output | None:
+        return failing(400) if number == 5 else None
+
+    runs.adder.trouble = refuse
+    collector = runs.start(max_failure_rate=0.5)
+    assert collector.wait() == 1
+    assert "12 planned = 11 succeeded + 1 failed (1 data) + 0 not run" in collector.output
+    assert runs.check_ledger()["failed"] == {"data": 1}
+    [failure] = runs.failures
+    assert failure["_ng_task_index"] == 5 and failure["http_status"] == 400 and failure["attempts"] == 2
+    runs.adder.trouble = no_trouble
+    assert "Resuming: 12 rollouts planned, 11 done, 1 left" in runs.finish().output
+
+
+def test_endpoint_that_is_down_for_a_while_costs_no_rollout(runs: Runs) -> None:
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 100)
+    runs.adder.trouble = slow
+    collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=0.5)
+    collector.wait_until(lambda: len(runs.recorded()) > 10)
+    runs.endpoint.go_down()
+    down_since = time.monotonic()
+    assert wait_until(lambda: time.monotonic() > down_since + 3)
+    assert collector.is_running
+    runs.endpoint.come_back()
+    assert collector.wait() == 0, collector.output
+    runs.check_complete()
+    assert runs.manifest["ledger"]["retried"] >= 4
+
+
+def test_defaults_outlast_an_endpoint_that_is_down_for_ten_seconds() -> None:
+    config = RolloutCollectionConfig(input_jsonl_fpath="in", output_jsonl_fpath="out")
+    shortest_waits_s = [config.retry_backoff_s * 2**n / 2 for n in range(config.max_attempts - 1)]
+    assert sum(shortest_waits_s) > 30
+
+
+def test_endpoint_that_fails_often_costs_no_rollout(runs: Runs) -> None:
+    chance = random.Random(7)
+
+    async def fail_often(number: int, times: int) -> Output | None:
+        return failing(500) if chance.random() < 0.3 else None
+
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 100)
+    runs.adder.trouble = fail_often
+    collector = runs.start(num_samples_in_parallel=50, retry_backoff_s=0.1)
+    assert collector.wait() == 0, collector.output
+    runs.check_complete()
+    assert runs.adder.asked.total() > 120
+
+
+def test_calls_that_hang_end_at_their_deadline_and_are_made_again(runs: Runs) -> None:
+    async def hang_now_and_then(number: int, times: int) -> Output | None:
+        return await hang(number, times) if number % 10 == 0 and times == 1 else None
+
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 40)
+    runs.adder.trouble = hang_now_and_then
+    collector = runs.start(call_timeout_s=1)
+    assert collector.wait() == 0, collector.output
+    runs.check_complete()
+    assert runs.adder.asked.total() == 44
+
+
+def test_calls_that_always_hang_fail_as_infrastructure_and_complete_on_resume(runs: Runs) -> None:
+    async def hang_on_one(number: int, times: int) -> Output | None:
+        return await hang(number, times) if number == 3 else None
+
+    runs.adder.trouble = hang_on_one
+    collector = runs.start(call_timeout_s=0.3, max_attempts=1)
+    assert collector.wait() == 1
+    assert runs.check_ledger()["failed"] == {"infrastructure": 1}
+    runs.adder.trouble = no_trouble
+    runs.finish()
+
+
+def test_killed_worker_owes_its_rollouts_again_and_nothing_else(runs: Runs) -> None:
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 60)
+    runs.adder.trouble = gate = Gate(20)
+    collector = runs.start(num_samples_in_parallel=8, **PROCESSES)
+    collector.wait_until(lambda: gate.waiting == 8 and len(runs.recorded()) == 20)
+    os.kill(children_of(collector.pid)[0], signal.SIGKILL)
+    collector.wait_until(lambda: gate.waiting == 12)
+    gate.open()
+    assert collector.wait() == 0, collector.output
+    runs.check_complete()
+    assert "its 4 rollouts run again" in collector.output
+    assert sorted(runs.adder.asked.values()) == [1] * 56 + [2] * 4
+
+
+def test_worker_that_cannot_live_ends_the_run_with_what_to_do(runs: Runs) -> None:
+    runs.adder.trouble = hang
+    collector = runs.start(**PROCESSES)
+    deaths = 0
+    while collector.is_running and deaths < 50:
+        for worker in children_of(collector.pid)[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+                deaths += 1
+    assert collector.wait() == 1
+    assert "WorkerError: worker " in collector.output and "+resume_from_cache=true" in collector.output
+    runs.adder.trouble = no_trouble
+    runs.finish()
+
+
+def serve(runs: Runs, **settings: object) -> NgRun:
+    """The servers in processes of their own, which the next collectors use."""
+    served = NgRun(list(runs.config_paths), {**runs.endpoint.settings, **settings}, cwd=runs.folder)
+    runs.settings = {"hosting": "served", "head_server.port": served.head.port}
+    return served
+
+
+def test_agent_that_dies_and_is_started_again_costs_no_rollout(runs: Runs) -> None:
+    runs.adder.trouble = gate = Gate(4)
+    with serve(runs, restart_policy="on_failure") as served:
+        collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=1)
+        collector.wait_until(lambda: gate.waiting == 4)
+        os.kill(served.pid_of(runs.agent), signal.SIGKILL)
+        collector.wait_until(lambda: f"starting {runs.agent} again" in served.output)
+        gate.open()
+        assert collector.wait() == 0, collector.output
+    runs.check_complete()
+    assert runs.manifest["ledger"]["retried"] >= 4
+
+
+def test_agent_that_dies_for_good_fails_what_is_left_and_a_resume_completes_it(runs: Runs) -> None:
+    runs.adder.trouble = gate = Gate(4)
+    with serve(runs) as served:
+        collector = runs.start(num_samples_in_parallel=4, max_attempts=2)
+        collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) == 4)
+        os.kill(served.pid_of(runs.agent), signal.SIGKILL)
+        gate.open()
+        assert served.wait() == 1
+        assert collector.wait() == 1, collector.output
+    assert "12 planned = 4 succeeded + 8 failed (8 infrastructure) + 0 not run" in collector.output
+    assert f"ServerUnreachableError: {runs.agent}: no answer from POST" in collector.output
+    runs.settings = {}
+    runs.finish()

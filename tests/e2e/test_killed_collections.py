@@ -1,0 +1,122 @@
+"""Collections that are killed at any instant: after the resume every rollout is there, once."""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.support.collecting import Collector, Fault, Runs, slow
+from tests.support.commands import processes_in, wait_until
+from tests.support.faults import die_before_step, die_in_write
+
+KILLS = int(os.environ.get("SOAK_KILLS", "20"))
+SEED = int(os.environ.get("SOAK_SEED", str(time.time_ns() % 1_000_000)))
+
+
+def kill_at_random(runs: Runs, kills: int, longest_s: float, **settings: object) -> None:
+    """So many kills, each followed by a resume; a collection that is complete is replaced by a new one."""
+    instants = random.Random(SEED)
+    sys.stdout.write(f"SOAK_SEED={SEED}\n")
+    is_complete = False
+    while kills:
+        if is_complete:
+            runs.check_complete()
+            runs.adder.asked.clear()
+        done, asked = runs.recorded(), runs.adder.asked.copy()
+        collector = runs.start(**settings) if is_complete else runs.resume(**settings)
+        collector.process.join(instants.uniform(0, longest_s))
+        collector.kill()
+        code = collector.process.exitcode
+        assert code in (0, -signal.SIGKILL), collector.output
+        kills -= code != 0
+        if not is_complete:
+            assert done <= runs.recorded(), "a rollout that was recorded is lost"
+            asked_again = {number for number in done if runs.adder.asked[number] != asked[number]}
+            assert not asked_again, f"recorded rollouts were run again: {asked_again}"
+        is_complete = code == 0
+
+
+def test_collection_killed_at_random_instants_has_every_rollout_once(runs: Runs) -> None:
+    runs.adder.trouble = slow
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 500)
+    kill_at_random(runs, KILLS, 1.0)
+    runs.finish()
+
+
+def test_collection_in_processes_killed_at_random_instants_has_every_rollout_once(runs: Runs) -> None:
+    runs.adder.trouble = slow
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 300)
+    kill_at_random(runs, max(3, KILLS // 6), 4.0, executor="processes", num_workers=2)
+    runs.finish()
+    assert wait_until(lambda: not processes_in(runs.folder)), "a worker outlived its driver"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_write_that_is_cut_in_the_middle_costs_that_rollout_only(runs: Runs, share: float) -> None:
+    collector = runs.start(partial(die_in_write, runs.output.name, 6, share), num_samples_in_parallel=4)
+    assert collector.wait() == -signal.SIGKILL
+    assert len(runs.recorded()) == 5
+    torn = runs.output.read_bytes().rpartition(b"\n")[2]
+    assert bool(torn) == (share > 0)
+    log = runs.finish().output
+    assert ("rollouts.jsonl:6: the line is torn; it is set aside in" in log) == bool(torn)
+    kept = b"".join(path.read_bytes() for path in runs.output.parent.glob("*.torn"))
+    assert kept == (torn + b"\n" if torn else b"")
+
+
+def test_rollout_whose_line_lacks_only_its_end_is_not_run_again(runs: Runs) -> None:
+    assert runs.start(num_samples_in_parallel=4).wait() == 0
+    runs.output.write_bytes(runs.output.read_bytes()[:-1])
+    runs.adder.asked.clear()
+    runs.finish()
+    assert not runs.adder.asked
+
+
+def test_line_torn_in_the_middle_is_reported_set_aside_and_run_again(runs: Runs) -> None:
+    assert runs.start().wait() == 0
+    lines = runs.output.read_bytes().splitlines(keepends=True)
+    lines[4] = lines[4][:50] + b"\n"
+    runs.output.write_bytes(b"".join(lines))
+    assert "rollouts.jsonl:5: the line is torn; it is set aside in" in runs.finish().output
+    [kept] = runs.output.parent.glob("*.torn")
+    assert kept.read_bytes() == lines[4]
+
+
+def test_kill_before_any_change_of_a_file_loses_nothing(runs: Runs) -> None:
+    """Of a new collection over an old one."""
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 3)
+    runs.finish()
+
+    def start(fault: Fault) -> Collector:
+        runs.adder.asked.clear()
+        return runs.start(fault)
+
+    assert steps_until_it_survives(start, runs) > 20
+
+
+def test_kill_before_any_step_of_mending_a_file_loses_nothing(runs: Runs) -> None:
+    runs = Runs(runs.folder, runs.endpoint, runs.adder, 4)
+    runs.finish()
+    whole = runs.output.read_bytes()
+    first, second, third, fourth = whole.splitlines(keepends=True)
+
+    def start(fault: Fault) -> Collector:
+        runs.output.write_bytes(first + second[:40] + b"\n" + third + fourth[:40])
+        return runs.resume(fault)
+
+    assert steps_until_it_survives(start, runs) > 10
+
+
+def steps_until_it_survives(start: Callable[[Fault], Collector], runs: Runs) -> int:
+    """Kill it before its first change of a file, then before its second, and so on; each is resumed."""
+    for number in range(1, 100):
+        if start(partial(die_before_step, number, runs.output.parent)).wait() == 0:
+            runs.check_complete()
+            return number - 1
+        runs.finish()
+    raise AssertionError("too many steps")

@@ -1,0 +1,215 @@
+"""Environments whose code hangs, exits or ignores that it is cancelled: no rollout stops a run."""
+
+import signal
+import time
+
+import pytest
+
+from scripts.scripted_endpoint import Output, function_call
+from tests.support.collecting import MODEL, Runs
+from tests.support.commands import processes_in, wait_until
+from tests.support.components import write_files
+
+APP = """
+import asyncio, sys, time
+from contextlib import asynccontextmanager
+from nemo_gym.base_resources_server import BaseResourcesServerConfig, SimpleResourcesServer
+
+
+class Server(SimpleResourcesServer):
+    config: BaseResourcesServerConfig
+
+    def setup_webserver(self):
+        app = super().setup_webserver()
+        app.post("/stall")(self.stall)
+        app.router.lifespan_context = self.lifespan
+        return app
+
+    @asynccontextmanager
+    async def lifespan(self, app):
+        await self.start()
+        yield
+        await self.end()
+
+    async def start(self): ...
+
+    async def end(self): ...
+
+    async def stall(self, body: dict) -> dict:
+        await asyncio.Event().wait()
+
+    async def verify(self, body: dict) -> dict:
+        if body["expected_answer"] == "4":
+            await self.misbehave()
+        return {**body, "reward": 1.0}
+
+    async def misbehave(self): ...
+
+
+async def never_end():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+"""
+"""An environment that behaves; text after it may put a method anew. Rollout 3 is the one that matters."""
+
+CONFIG = """
+unruly:
+  resources_servers:
+    unruly: {entrypoint: app.py, domain: other}
+unruly_agent:
+  responses_api_agents:
+    simple_agent:
+      entrypoint: app.py
+      resources_server: {type: resources_servers, name: unruly}
+      model_server: {type: responses_api_models, name: policy_model}
+"""
+HANGS = "async def hang(self): await asyncio.Event().wait()\nServer.misbehave = hang\n"
+NEVER_ENDS = "async def deaf(self): await never_end()\nServer.misbehave = deaf\n"
+PROCESSES = {"executor": "processes", "num_workers": 2}
+
+
+def unruly(runs: Runs, code: str = "", below: str = ".") -> Runs:
+    """The same rollouts in an environment with this code."""
+    folder = runs.folder / below
+    files = {"app.py": APP + code, "configs/unruly.yaml": CONFIG}
+    write_files(folder / "resources_servers" / "unruly", files)
+    paths = ("resources_servers/unruly/configs/unruly.yaml", MODEL)
+    return Runs(folder, runs.endpoint, runs.adder, 12, config_paths=paths, agent="unruly_agent")
+
+
+def behave(runs: Runs) -> None:
+    """Mend the environment, and finish the run."""
+    unruly(runs).finish()
+
+
+@pytest.mark.parametrize("hosting", ["local", "processes"])
+def test_verifier_that_hangs_is_a_failed_rollout(runs: Runs, hosting: str) -> None:
+    runs = unruly(runs, HANGS)
+    collector = runs.start(call_timeout_s=0.5, max_attempts=2, executor=hosting)
+    assert collector.wait() == 1, collector.output
+    assert runs.check_ledger()["failed"] == {"infrastructure": 1}
+    [failure] = runs.failures
+    assert failure["_ng_task_index"] == 3 and failure["attempts"] == 2
+    assert "no answer to POST /verify in 0.5 s" in failure["error_message"]
+    behave(runs)
+
+
+def test_tool_that_hangs_is_tried_again(runs: Runs) -> None:
+    async def stall_once(number: int, times: int) -> Output | None:
+        return [function_call("stall")] if number == 5 and times == 1 else None
+
+    runs = unruly(runs)
+    runs.adder.trouble = stall_once
+    assert runs.start(call_timeout_s=0.5).wait() == 0
+    runs.check_complete()
+    assert runs.adder.asked[5] == 2 and runs.manifest["ledger"]["retried"] == 1
+
+
+def test_rollout_that_takes_too_long_says_what_it_was_doing(runs: Runs) -> None:
+    runs = unruly(runs, HANGS)
+    collector = runs.start(rollout_timeout_s=0.5, max_attempts=1)
+    assert collector.wait() == 1
+    assert runs.check_ledger()["failed"] == {"timeout": 1}
+    [failure] = runs.failures
+    assert failure["error_type"] == "TimeoutError"
+    assert failure["error_message"].startswith("not done after 0.5 s; it was ")
+    assert failure["error_message"].endswith(" s in verification")
+    behave(runs)
+
+
+def test_code_that_swallows_its_cancellation_is_left_behind(runs: Runs) -> None:
+    both = [unruly(runs, NEVER_ENDS, below=hosting) for hosting in ("local", "processes")]
+    settings = {"rollout_timeout_s": 0.5, "max_attempts": 1}
+    collectors = [one.start(executor=one.folder.name, **settings) for one in both]  # each takes its time
+    shutting_down = unruly(runs, "async def end(self): await never_end()\nServer.end = end\n")
+    assert shutting_down.start().wait() == 0
+    shutting_down.check_complete()
+    for one, collector in zip(both, collectors, strict=True):
+        assert collector.wait() == 1, collector.output
+        assert "12 planned = 11 succeeded + 1 failed (1 timeout) + 0 not run" in collector.output
+        assert one.check_ledger()["failed"] == {"timeout": 1}
+        assert wait_until(lambda one=one: not processes_in(one.folder))
+        behave(one)
+
+
+def test_verifier_that_blocks_a_thread_is_left_behind(runs: Runs) -> None:
+    blocking = (
+        "def verify(self, body: dict) -> dict:\n"
+        "    if body['expected_answer'] == '4': time.sleep(3600)\n"
+        "    return {**body, 'reward': 1.0}\n"
+        "Server.verify = verify\n"
+    )
+    runs = unruly(runs, blocking)
+    collector = runs.start(call_timeout_s=0.5, max_attempts=1)
+    assert collector.wait() == 1
+    assert runs.check_ledger()["failed"] == {"infrastructure": 1}
+    behave(runs)
+
+
+@pytest.mark.parametrize("sync", ["async def", "def"])
+def test_verifier_that_exits_is_a_failed_rollout(runs: Runs, sync: str) -> None:
+    exiting = (
+        f"{sync} verify(self, body: dict) -> dict:\n"
+        "    if body['expected_answer'] == '4': sys.exit('no licence')\n"
+        "    return {**body, 'reward': 1.0}\n"
+        "Server.verify = verify\n"
+    )
+    runs = unruly(runs, exiting)
+    collector = runs.start()
+    assert collector.wait() == 1
+    assert runs.check_ledger()["failed"] == {"data": 1}, collector.output
+    assert "no licence" in runs.failures[0]["error_message"]
+    behave(runs)
+
+
+def test_verifier_that_cancels_itself_is_a_failed_rollout_and_no_stopped_run(runs: Runs) -> None:
+    runs = unruly(runs, "async def cancel(self): raise asyncio.CancelledError\nServer.misbehave = cancel\n")
+    collector = runs.start()
+    assert collector.wait() == 1
+    assert runs.check_ledger()["failed"] == {"data": 1}, collector.output
+    assert runs.failures[0]["error_type"] == "CancelledError" and runs.failures[0]["attempts"] == 2
+    behave(runs)
+
+
+@pytest.mark.parametrize("hosting", ["local", "processes"])
+def test_ctrl_c_ends_a_start_up_that_hangs(runs: Runs, hosting: str) -> None:
+    hanging = (
+        "async def start(self):\n    sys.stderr.write('starting\\n')\n    await asyncio.Event().wait()\n"
+    )
+    runs = unruly(runs, hanging + "Server.start = start\n")
+    collector = runs.start(executor=hosting)
+    collector.wait_until(lambda: "starting\n" in collector.output)
+    collector.send(signal.SIGINT)
+    assert collector.wait(20) == 1, collector.output
+    assert "Stopped early: Ctrl-C" in collector.output
+    assert runs.check_ledger()["not_run"] == 12
+    behave(runs)
+
+
+@pytest.mark.parametrize("hosting", ["local", "processes"])
+def test_second_ctrl_c_leaves_an_event_loop_that_is_blocked(runs: Runs, hosting: str) -> None:
+    blocking = "async def block(self):\n    sys.stderr.write('blocked\\n')\n    time.sleep(3600)\n"
+    runs = unruly(runs, blocking + "Server.misbehave = block\n")
+    collector = runs.start(num_samples_in_parallel=1, executor=hosting)
+    collector.wait_until(lambda: "blocked\n" in collector.output)
+    for _ in range(2):
+        collector.send(signal.SIGINT)
+        time.sleep(0.2)  # two signals at once may arrive as one
+    assert collector.wait(20) == 1
+    assert "+resume_from_cache=true" in collector.output
+    assert wait_until(lambda: not processes_in(runs.folder))
+    assert runs.recorded() == {0, 1, 2}
+    behave(runs)
+
+
+def test_worker_whose_driver_was_killed_ends_although_it_is_blocked(runs: Runs) -> None:
+    blocking = "async def block(self):\n    sys.stderr.write('blocked\\n')\n    time.sleep(3600)\n"
+    runs = unruly(runs, blocking + "Server.misbehave = block\n")
+    collector = runs.start(**PROCESSES)
+    collector.wait_until(lambda: "blocked\n" in collector.output)
+    collector.kill()
+    assert wait_until(lambda: not processes_in(runs.folder), 30)
+    behave(runs)

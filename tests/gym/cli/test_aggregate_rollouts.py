@@ -1,0 +1,146 @@
+"""`ng_aggregate_rollouts`: which servers it asks, what it shows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gym.cli.conftest import Ended, Ng
+from tests.support.commands import NgRun, free_port, run_command
+from tests.support.components import SERVER, write_component
+
+OWN = """
+    def compute_metrics(self, tasks):
+        return {"tasks": len(tasks)}
+
+    def get_key_metrics(self, agent_metrics):
+        return {"tasks": agent_metrics["tasks"]}
+
+"""
+
+
+@pytest.fixture
+def shards(ng: Ng) -> str:
+    """Two shards of one agent and one that is none; the argument that names them."""
+    for name, task in (("rs0,x", 0), ("rs1", 1)):
+        record = {
+            "_ng_task_index": task,
+            "_ng_rollout_index": 0,
+            "agent_ref": {"name": "shop"},
+            "reward": task,
+        }
+        Path(f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+    Path("rs1_failures.jsonl").write_text("{}\n")
+    return "+input_glob=rs0*.jsonl,rs1*.jsonl"
+
+
+@pytest.fixture
+def nobody() -> str:
+    """The argument that names a head server that does not run."""
+    return f"+head_server.port={free_port()}"
+
+
+OUTPUT = "+output_jsonl_fpath=out/all.jsonl"
+
+
+def entry() -> dict[str, Any]:
+    (found,) = json.loads(Path("out/all_aggregate_metrics.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, nobody: str) -> None:
+    done = ng("aggregate_rollouts", shards, OUTPUT, nobody)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "\n".join(
+        [
+            "Shards (2):",
+            "  rs0,x.jsonl",
+            "  rs1.jsonl",
+            "Key metrics of shop:",
+            "{",
+            '  "mean/reward": 0.5',
+            "}",
+            "Rollouts: out/all.jsonl",
+            "Aggregate metrics: out/all_aggregate_metrics.json",
+            "",
+        ]
+    )
+    assert len(Path("out/all.jsonl").read_text().splitlines()) == 2
+    assert "default metrics" in entry()["note"]
+
+
+def with_own_metrics(folder: Path) -> str:
+    return write_component(folder, "shop", SERVER.replace("\n\nANSWER", OWN + "\n\nANSWER"))
+
+
+def assert_own(done: Ended) -> None:
+    assert (done.code, done.err) == (0, "")
+    assert '{\n  "tasks": 2\n}' in done.out
+    assert entry()["key_metrics"] == {"tasks": 2}
+    assert "note" not in entry()
+
+
+def test_servers_of_the_configuration_are_hosted_for_their_own_metrics(
+    ng: Ng, shards: str, nobody: str, tmp_path: Path
+) -> None:
+    config = with_own_metrics(tmp_path)
+    assert_own(ng("aggregate_rollouts", shards, OUTPUT, nobody, f"+config_paths=[{config}]"))
+
+
+def test_running_servers_are_asked_if_they_have_the_agents(ng: Ng, shards: str, tmp_path: Path) -> None:
+    config = with_own_metrics(tmp_path)
+    with NgRun([config], {}, cwd=tmp_path) as running:
+        head = f"+head_server.port={running.head.port}"
+        assert_own(ng("aggregate_rollouts", shards, OUTPUT, head))
+    other = write_component(tmp_path, "other")
+    with NgRun([other], {}, cwd=tmp_path) as running:
+        head = f"+head_server.port={running.head.port}"
+        assert_own(
+            ng(
+                "aggregate_rollouts",
+                shards,
+                "+output_jsonl_fpath=out/all.jsonl",
+                head,
+                f"+config_paths=[{config}]",
+                "+merge_shards=false",
+            )
+        )
+        done = ng("aggregate_rollouts", shards, OUTPUT, head)
+        assert done.code == 0
+        assert "'shop'" in entry()["note"]
+
+
+def test_notices_are_shown(ng: Ng, shards: str, nobody: str) -> None:
+    record = json.loads(Path("rs1.jsonl").read_text())
+    Path("rs10.jsonl").write_text(json.dumps({**record, "reward": 7}) + "\n")
+    ng("aggregate_rollouts", shards, OUTPUT, nobody)
+    done = ng("aggregate_rollouts", shards, OUTPUT, nobody)
+    assert "numbered anew" in done.out
+    assert "out/all.jsonl was there already; it is now out/all.jsonl." in done.out
+
+
+MISTAKES = {
+    "no match": (["+input_glob=none*.jsonl", OUTPUT], ["'none*.jsonl'"]),
+    "no glob": ([OUTPUT], ["input_glob"]),
+    "no output": (["+input_glob=rs*.jsonl"], ["output_jsonl_fpath"]),
+    "no rollout": (["+input_glob=rs*.jsonl,bad.jsonl", OUTPUT], ["bad.jsonl:1:"]),
+    "misspelt": (["+input_globs=rs*.jsonl", OUTPUT], ["input_glob"]),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_mistakes_end_with_one_message(ng: Ng, shards: str, nobody: str, kind: str) -> None:
+    Path("bad.jsonl").write_text("{}\n")
+    arguments, told = MISTAKES[kind]
+    done = ng("aggregate_rollouts", *arguments, nobody)
+    assert done.code == 2
+    assert "Traceback" not in done.err and all(text in done.err for text in told)
+    assert not Path("out/all_aggregate_metrics.json").exists()
+
+
+def test_command_is_installed(shards: str, nobody: str) -> None:
+    done = run_command("ng_aggregate_rollouts", shards, OUTPUT, nobody, cwd=Path.cwd())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Aggregate metrics: out/all_aggregate_metrics.json" in done.stdout

@@ -1,0 +1,417 @@
+"""The way in from Python: what `RolloutCollectionHelper` gives back and what stands in the files."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import nemo_gym
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.http import ServerCallError
+from nemo_gym.rollout_collection import RolloutCollectionHelper, _rollout_request_debug_summary
+from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
+from tests.support.answering_agent import MODEL_CONFIG, Playground, keys_of, records_of, row
+from tests.support.commands import free_port
+
+Capture = pytest.CaptureFixture[str]
+Row = dict[str, Any]
+
+CALCULATOR = ["resources_servers/calculator/configs/calculator.yaml", MODEL_CONFIG]
+CALCULATOR_AGENT = "calculator_simple_agent"
+
+
+@pytest.fixture
+def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
+    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = Playground(tmp_path)
+    made.give(row("a"), row("b"), row("c"))
+    return made
+
+
+def test_rollouts_are_a_sequence_sorted_by_key(playground: Playground) -> None:
+    rollouts = playground.collect(num_repeats=4)
+    assert isinstance(rollouts, Sequence)
+    whole = list(rollouts)
+    assert len(rollouts) == len(whole) == 12
+    assert keys_of(whole) == [f"{task}:{rollout}" for task in range(3) for rollout in range(4)]
+    assert rollouts == whole and whole == rollouts and list(rollouts) == whole
+    assert rollouts != whole[1:] and rollouts != []
+    assert rollouts[0] == whole[0] and rollouts[-1] == whole[-1]
+    assert rollouts[2:5] == whole[2:5] and rollouts[::-3] == whole[::-3] and rollouts[20:] == []
+    assert whole[3] in rollouts and rollouts.index(whole[3]) == 3
+    assert sorted(map(json.dumps, whole)) == sorted(map(json.dumps, records_of(playground.output)))
+    for index in (12, -13):
+        with pytest.raises(IndexError):
+            rollouts[index]
+
+
+def test_rollouts_can_be_read_from_another_working_directory(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rollouts = playground.collect()
+    monkeypatch.chdir(tmp_path.parent)
+    assert rollouts[0]["reward"] == 1.0
+
+
+def test_materialized_input_is_exactly_what_the_agent_is_sent(playground: Playground) -> None:
+    playground.give(row("a", n=2**70, words="é \ud83d", z=1.0), row("b"))
+    playground.collect(num_repeats=2, num_repeats_add_seed=True)
+    assert sorted(playground.bodies()) == sorted(playground.materialized.read_bytes().splitlines())
+
+
+def test_run_without_any_success_gives_an_empty_sequence(playground: Playground) -> None:
+    for task in range(3):
+        playground.answer(f"{task}:0", "[]")
+    rollouts = playground.collect()
+    assert rollouts == [] and len(rollouts) == 0 and list(rollouts) == []
+    assert "rollouts_aggregate_metrics.json" not in playground.names()
+
+
+def test_rollout_is_the_answer_with_the_key_and_the_agent_of_the_row(playground: Playground) -> None:
+    playground.give(row("a", expected_answer="x", agent_ref={"name": "answering", "more": 1}))
+    [rollout] = playground.collect()
+    assert rollout == {
+        "responses_create_params": {"input": "a"},
+        "expected_answer": "x",
+        "agent_ref": {"name": "answering", "more": 1},
+        "_ng_task_index": 0,
+        "_ng_rollout_index": 0,
+        "reward": 1.0,
+        "response": {"output": []},
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"_ng_task_index": 99, "_ng_rollout_index": 99, "agent_ref": {"name": "somebody"}},
+        {"_ng_task_index": 1.0, "_ng_rollout_index": False, "agent_ref": {"name": "answering"}},
+        {"_ng_task_index": "1", "_ng_rollout_index": None, "agent_ref": None},
+    ],
+)
+def test_rows_key_stands_in_the_rollout_whatever_the_agent_says(playground: Playground, said: Row) -> None:
+    playground.answer("1:0", json.dumps({"reward": 0.5, "big": 2**70, **said}))
+    playground.collect()
+    [rollout] = [one for one in records_of(playground.output) if one["reward"] == 0.5]
+    key = (rollout["_ng_task_index"], rollout["_ng_rollout_index"])
+    assert key == (1, 0) and [type(part) for part in key] == [int, int]
+    assert rollout["agent_ref"] == {"name": "answering"}
+    assert rollout["big"] == 2**70
+
+
+INDICES = '"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "answering"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{\n  "reward": 0.5,\n  ' + INDICES + "\n}\n",
+        '{\r\n"reward": 0.5,\r\n' + INDICES + "}\r\n",
+        '{"reward": 0.5,\r' + INDICES + "}",
+        '\ufeff{"reward": 0.5, ' + INDICES + "}",
+        '{"reward": 0.5, "other": NaN, "more": [Infinity], ' + INDICES + "}",
+        '{"reward": 0.5, "text": "\\ud83d", ' + INDICES + "}",
+    ],
+)
+def test_every_rollout_is_one_line_that_strict_readers_take(playground: Playground, body: str) -> None:
+    playground.answer("1:0", body)
+    assert len(playground.collect()) == 3
+    with playground.output.open(encoding="utf-8") as file:  # its idea of a line is the widest
+        lines = list(file)
+    assert len(lines) == 3
+    rollouts = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert {one["reward"] for one in rollouts} == {0.5, 1.0}
+    assert len(playground.collect(resume_from_cache=True)) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "no JSON at all",
+        "[1]",
+        "null",
+        '"text"',
+        '{"response": {}}',
+        '{"reward": null}',
+        '{"reward": "1.0"}',
+        '{"reward": NaN}',
+        '{"reward": Infinity}',
+        '{"reward": [1]}',
+        "[" * 100_000,
+    ],
+)
+def test_answer_that_is_no_scored_rollout_is_a_data_failure(playground: Playground, body: str) -> None:
+    playground.answer("1:0", body)
+    assert keys_of(playground.collect()) == ["0:0", "2:0"]
+    [failure] = records_of(playground.failures)
+    assert failure["_ng_failure_class"] == "data"
+    assert len(failure["error_message"]) <= 2000
+
+
+def test_failure_says_what_happened_and_nothing_that_could_be_averaged(playground: Playground) -> None:
+    playground.answer("1:0", "the agent is down", status=503)
+    playground.collect()
+    [failure] = records_of(playground.failures)
+    assert failure.pop("time").endswith("Z")
+    assert "the agent is down" in failure.pop("error_message")
+    assert failure == {
+        "_ng_task_index": 1,
+        "_ng_rollout_index": 0,
+        "agent_ref": {"name": "answering"},
+        "_ng_failure_class": "infrastructure",
+        "error_type": "ServerCallError",
+        "http_status": 503,
+        "attempts": 2,
+        "data_attempts": 0,
+    }
+
+
+def test_failure_that_the_agent_declares_goes_to_the_failures_and_is_never_averaged(
+    playground: Playground,
+) -> None:
+    playground.answer("1:0", reward=-100.0, _ng_failure_class="bad_weather")
+    assert keys_of(playground.collect()) == ["0:0", "2:0"]
+    assert playground.played() == ["0:0", "1:0", "2:0"]  # it knows best: no second try
+    [failure] = records_of(playground.failures)
+    assert failure["_ng_failure_class"] == "bad_weather"
+    assert "reward" not in failure and "response" not in failure
+    [metrics] = json.loads((playground.folder / "out/rollouts_aggregate_metrics.json").read_text())
+    assert metrics["agent_metrics"]["mean/reward"] == 1.0
+
+
+def test_run_says_what_it_will_do(playground: Playground, capsys: Capture) -> None:
+    (playground.folder / "prompt.yaml").write_text("user: '{q}'")
+    playground.give({"q": 1}, {"q": 2}, {"q": 3})
+    playground.collect(
+        limit=2,
+        num_repeats={"answering": 3, "nobody": 1},
+        num_repeats_add_seed=True,
+        responses_create_params={"temperature": 0.25},
+        prompt_config="prompt.yaml",
+        num_samples_in_parallel=7,
+    )
+    told = capsys.readouterr().err
+    for text in ("limit 2", "'answering': 3", "with seeds", "agent answering", "'temperature': 0.25"):
+        assert text in told
+    assert "prompt.yaml" in told and "At most 7 rollouts" in told and "embedded" in told
+    assert "6 rollouts to run" in told
+    assert "warning: num_repeats has entries for agents that never occur: nobody" in told
+    assert "Collecting rollouts: 6/6" in told
+
+
+def test_agent_that_is_not_there_is_refused_with_the_nearest_before_anything_starts(
+    playground: Playground,
+) -> None:
+    with pytest.raises(ValueError, match="did you mean answering"):
+        playground.collect(agent_name="answerin")
+    assert playground.names() == set()
+
+
+def test_plan_is_whole_on_disk_before_the_first_rollout_starts(playground: Playground) -> None:
+    found: list[list[Row]] = []
+
+    def script(_: Row) -> list[Item]:
+        found.append(records_of(playground.materialized))
+        return [message("The answer is 1.")]
+
+    with ScriptedEndpoint(script) as endpoint:
+        playground.config_paths, playground.servers = CALCULATOR, dict(endpoint.settings)
+        settings = {"agent_name": CALCULATOR_AGENT, "num_repeats": 2}
+        playground.give(row("a", expected_answer="1"), row("b", expected_answer="2"))
+        rollouts = playground.collect(**settings)
+    expected = RolloutCollectionHelper()._preprocess_rows_from_config(playground.config(**settings))
+    assert len(found) == len(expected) == 4
+    assert all(rows == expected for rows in found)
+    assert [one["reward"] for one in rollouts] == [1.0, 1.0, 0.0, 0.0]
+    assert all(one["response"]["output"][0]["content"][0]["text"] for one in rollouts)
+
+
+def test_further_fields_of_a_row_travel_untouched_to_the_verifier_and_into_the_rollout(
+    playground: Playground,
+) -> None:
+    fields = {
+        "expected_answer": "1",
+        "verifier_metadata": {"z": 2**70, "a": [1.0, -0.0, 0.1, 5e-324, 1e300], "": None},
+        "words": "é 日本 😀 \u2028 \x00",
+    }
+    with ScriptedEndpoint(lambda _: [message("The answer is 1.")]) as endpoint:
+        playground.config_paths, playground.servers = CALCULATOR, dict(endpoint.settings)
+        playground.give(row("a", **fields))
+        [rollout] = playground.collect(agent_name=CALCULATOR_AGENT)
+    assert rollout["reward"] == 1.0
+    assert json.dumps({name: rollout[name] for name in fields}) == json.dumps(fields)
+
+
+class SlowEndpoint(ScriptedEndpoint):
+    """Keeps every request until enough of them are there; `a` is kept until another was answered."""
+
+    def __init__(self, enough: int) -> None:
+        super().__init__(self.answer)
+        self.most = 0
+        self._enough = enough
+        self._in_flight = 0
+        self._full = asyncio.Event()
+        self._other_done = asyncio.Event()
+
+    def answer(self, request: Row) -> list[Item] | web.Response:
+        if user_text(request) == "bad":
+            return web.json_response({"error": "no"}, status=400)
+        return [message("The answer is 1.")]
+
+    async def _respond(self, request: web.Request) -> web.Response:
+        self._in_flight += 1
+        self.most = max(self.most, self._in_flight)
+        if self._in_flight >= self._enough:
+            self._full.set()
+        await asyncio.wait_for(self._full.wait(), 30)
+        try:
+            if b'"a"' in await request.read():
+                await asyncio.wait_for(self._other_done.wait(), 30)
+            else:
+                self._other_done.set()
+            return await super()._respond(request)
+        finally:
+            self._in_flight -= 1
+
+
+def examples(*texts: str) -> list[Row]:
+    """Rows as `run_examples` takes them."""
+    ref = {"name": CALCULATOR_AGENT}
+    return [
+        row(text, agent_ref=ref, expected_answer="1", _ng_task_index=task, _ng_rollout_index=0)
+        for task, text in enumerate(texts)
+    ]
+
+
+async def run_all(endpoint: ScriptedEndpoint, rows: list[Row], **options: Any) -> list[tuple[Row, Row]]:
+    async with nemo_gym.open_servers(CALCULATOR, endpoint.settings):
+        return [await one for one in RolloutCollectionHelper().run_examples(rows, **options)]
+
+
+def test_examples_come_back_in_the_order_in_which_they_are_done() -> None:
+    rows = examples("a", "b")
+    with SlowEndpoint(enough=2) as endpoint:
+        pairs = asyncio.run(run_all(endpoint, rows))
+    assert [given for given, _ in pairs] == [rows[1], rows[0]]
+    assert [(one["_ng_task_index"], one["reward"]) for _, one in pairs] == [(1, 1.0), (0, 1.0)]
+    assert all(one["agent_ref"] == {"name": CALCULATOR_AGENT} for _, one in pairs)
+
+
+def test_example_that_fails_raises_and_the_others_come_all_the_same() -> None:
+    async def run() -> tuple[int, list[ServerCallError]]:
+        done, errors = 0, []
+        async with nemo_gym.open_servers(CALCULATOR, endpoint.settings):
+            for one in RolloutCollectionHelper().run_examples(examples("b", "bad", "c")):
+                try:
+                    await one
+                    done += 1
+                except ServerCallError as error:
+                    errors.append(error)
+        return done, errors
+
+    with SlowEndpoint(enough=1) as endpoint:
+        done, [error] = asyncio.run(run())
+    assert done == 2
+    assert error.origin_status == 400
+
+
+def test_semaphore_of_the_caller_is_respected() -> None:
+    with (endpoint := SlowEndpoint(enough=3)):
+
+        async def run() -> int:
+            return len(await run_all(endpoint, examples(*"bcdefghijkl"), semaphore=asyncio.Semaphore(3)))
+
+        assert asyncio.run(run()) == 11
+        assert endpoint.most == 3
+
+
+def test_without_a_semaphore_at_most_256_are_in_flight() -> None:
+    with (endpoint := SlowEndpoint(enough=256)):
+        assert len(asyncio.run(run_all(endpoint, examples(*["b"] * 300)))) == 300
+        assert endpoint.most == 256
+
+
+def test_number_of_rollouts_in_flight_is_respected(playground: Playground) -> None:
+    with (endpoint := SlowEndpoint(enough=3)):
+        playground.config_paths, playground.servers = CALCULATOR, dict(endpoint.settings)
+        playground.give(*examples(*"bcdefgh"))
+        assert len(playground.collect(num_samples_in_parallel=3)) == 7
+        assert endpoint.most == 3
+
+
+def test_client_is_that_of_the_servers_that_are_open() -> None:
+    async def run() -> None:
+        async with nemo_gym.open_servers(CALCULATOR, endpoint.settings) as client:
+            assert RolloutCollectionHelper().setup_server_client() is client
+
+    with SlowEndpoint(enough=1) as endpoint:
+        asyncio.run(run())
+
+
+def test_client_of_a_head_server_that_is_not_there_says_so() -> None:
+    head = BaseServerConfig(host="127.0.0.1", port=free_port())
+    with pytest.raises(HeadServerUnreachableError, match=str(head.port)):
+        RolloutCollectionHelper().setup_server_client(head)
+
+
+def test_cache_gives_what_is_left_and_what_is_done_in_the_order_of_the_output(playground: Playground) -> None:
+    playground.answer("1:0", "[]")
+    playground.answer("2:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
+    playground.collect(num_repeats=2)
+    rows = {keys_of([one])[0]: one for one in records_of(playground.materialized)}
+    lines = playground.output.read_bytes().splitlines(keepends=True)
+    playground.output.write_bytes(b"".join(reversed(lines)).replace(b"\n", b" \r\n"))
+    playground.input.unlink()
+    config = playground.config(num_repeats=2, resume_from_cache=True)
+    cache = RolloutCollectionHelper()._load_from_cache(config)
+    assert type(cache) is tuple and len(cache) == 4 and all(type(part) is list for part in cache)
+    left, done, results, texts = cache
+    assert left == [rows["1:0"]]
+    order = keys_of(records_of(playground.output))
+    assert sorted(order) == ["0:0", "0:1", "1:1", "2:1"]
+    assert done == [rows[key] for key in order]
+    assert keys_of(results) == order and all(one["reward"] == 1.0 for one in results)
+    assert texts == [[line.strip()] for line in reversed(lines)]
+
+
+def test_metrics_of_results_are_written_by_agent(playground: Playground) -> None:
+    named, nameless = row(agent_ref={"name": "answering"}, _ng_task_index=0), row(agent_ref={})
+
+    async def write(results: list[Row], rows: list[Row]) -> Path | None:
+        async with nemo_gym.open_servers(playground.config_paths, playground.servers):
+            return await RolloutCollectionHelper()._call_aggregate_metrics(results, rows, Path("some.jsonl"))
+
+    assert asyncio.run(write([], [])) is None
+    assert not any(name.startswith("some") for name in os.listdir())
+    results: list[Row] = [{"reward": 1.0}, {"reward": 0.0}, {"reward": 100.0}]
+    path = asyncio.run(write(results, [named, named, nameless]))
+    assert path == Path("some_aggregate_metrics.json")
+    text = path.read_text()
+    [entry] = json.loads(text)
+    assert entry["agent_ref"] == {"name": "answering"}
+    assert entry["agent_metrics"]["mean/reward"] == entry["key_metrics"]["mean/reward"] == 0.5
+    assert [group["_ng_task_index"] for group in entry["group_level_metrics"]] == [0]
+    assert text.startswith('[\n  {\n    "agent_ref"')
+    path = asyncio.run(write([{"reward": 1.0}], [nameless]))
+    assert path is not None and json.loads(path.read_text()) == []
+
+
+def test_summary_of_a_row_leaves_out_what_is_not_there() -> None:
+    whole = row(agent_ref={"name": "a", "type": "b"}, _ng_task_index=0, _ng_rollout_index=2, secret="x")
+    assert _rollout_request_debug_summary(whole) == {
+        "_ng_task_index": 0,
+        "_ng_rollout_index": 2,
+        "agent_name": "a",
+    }
+    assert _rollout_request_debug_summary({"agent_ref": None, "_ng_task_index": None}) == {}
+    assert _rollout_request_debug_summary({"agent_ref": {"type": "b"}, "_ng_rollout_index": 1}) == {
+        "_ng_rollout_index": 1
+    }

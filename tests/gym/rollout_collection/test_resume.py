@@ -1,0 +1,417 @@
+"""Resuming: what is done is not run again, what failed is tried as often as it may, nothing is lost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_gym.errors import ChangedInputsError
+from tests.support.answering_agent import Playground, keys_of, records_of, row, write_agent
+from tests.support.components import write_files
+
+Capture = pytest.CaptureFixture[str]
+
+NO_ROLLOUT = "[1, 2]"
+"""An answer that is the task's own fault."""
+
+
+@pytest.fixture
+def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
+    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
+    monkeypatch.delenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = Playground(tmp_path)
+    made.give(row("a"), row("b"), row("c"))
+    return made
+
+
+def set_aside_of(playground: Playground) -> list[Path]:
+    """Files that hold what was moved out of the way, none of which a glob for rollouts finds."""
+    names = [path for path in playground.output.parent.iterdir() if path.suffix in (".bak", ".torn")]
+    assert not any(path.name.endswith(".jsonl") for path in names)
+    return sorted(names)
+
+
+def test_done_rollouts_are_not_run_again(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", NO_ROLLOUT)
+    assert keys_of(playground.collect()) == ["0:0", "2:0"]
+    before = playground.output.read_bytes()
+    playground.played()
+    playground.answer_well()
+    capsys.readouterr()
+    rollouts = playground.collect(resume_from_cache=True)
+    assert playground.played() == ["1:0"]
+    assert keys_of(rollouts) == ["0:0", "1:0", "2:0"]
+    assert playground.output.read_bytes().startswith(before)
+    assert "Resuming: 3 rollouts planned, 2 done, 1 left" in capsys.readouterr().err
+
+
+def test_run_that_is_complete_runs_nothing_when_resumed(playground: Playground, capsys: Capture) -> None:
+    first = playground.collect()
+    before = playground.output.read_bytes()
+    playground.played()
+    assert playground.collect(resume_from_cache=True) == list(first)
+    assert playground.played() == []
+    assert playground.output.read_bytes() == before
+    assert "3 done, 0 left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", [{"output"}, {"materialized"}, {"output", "materialized"}])
+def test_nothing_to_resume_says_which_file_is_missing_and_starts_afresh(
+    playground: Playground, missing: set[str], capsys: Capture
+) -> None:
+    playground.collect()
+    playground.played()
+    for name in missing:
+        Path(getattr(playground, name)).unlink()
+    capsys.readouterr()
+    assert len(playground.collect(resume_from_cache=True)) == 3
+    assert playground.played() == ["0:0", "1:0", "2:0"]
+    [told] = [line for line in capsys.readouterr().err.splitlines() if "Nothing to resume" in line]
+    assert ("rollouts.jsonl" in told) == ("output" in missing)
+    assert ("_materialized_inputs.jsonl" in told) == ("materialized" in missing)
+    assert len(records_of(playground.output)) == 3
+
+
+def test_first_run_may_be_asked_to_resume(playground: Playground) -> None:
+    assert len(playground.collect(resume_from_cache=True)) == 3
+
+
+def test_without_the_flag_all_files_of_the_earlier_run_are_set_aside(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.answer("1:0", NO_ROLLOUT)
+    playground.collect()
+    before = {path.read_bytes() for path in playground.output.parent.iterdir()}
+    assert len(before) == 5
+    playground.give(row("other"))
+    capsys.readouterr()
+    playground.collect()
+    moved = set_aside_of(playground)
+    assert {path.read_bytes() for path in moved} == before
+    told = capsys.readouterr().err
+    assert all(path.name in told for path in moved)
+    assert len(records_of(playground.output)) == len(records_of(playground.materialized)) == 1
+    assert not playground.failures.exists()
+    playground.collect()
+    assert len(set_aside_of(playground)) == 9
+
+
+def spoil_last(text: str) -> str:
+    return text[:-9]
+
+
+SPOILT: dict[str, tuple[Any, list[str], str]] = {
+    "torn last line": (spoil_last, ["2:0"], ":3: the line is torn"),
+    "torn line in the middle": (lambda text: text.replace("\n", "\n{half\n", 1), [], ":2: the line is torn"),
+    "blank line": (lambda text: text.replace("\n", "\n\n", 1), [], ":2: the line is torn"),
+    "line twice": (lambda text: text + text.splitlines()[0] + "\n", [], ":4: the line repeats rollout 0:0"),
+    "line without a key": (lambda text: text + '{"reward": 1}\n', [], ":4: the line has no _ng_task_index"),
+    "key that is no number": (
+        lambda text: text.replace('"_ng_task_index": 0', '"_ng_task_index": "0"', 1),
+        ["0:0"],
+        ":1: the line has no _ng_task_index",
+    ),
+    "key that is too large": (
+        lambda text: text + '{"_ng_task_index": 99999999999999999999, "_ng_rollout_index": 0}\n',
+        [],
+        ":4: the line has no _ng_task_index",
+    ),
+    "line that is no object": (lambda text: "[]\n" + text, [], ":1: the line has no _ng_task_index"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_line_that_cannot_stay_is_told_with_its_number_and_set_aside(
+    playground: Playground, capsys: Capture, kind: str
+) -> None:
+    spoil, run_again, told = SPOILT[kind]
+    playground.collect(num_samples_in_parallel=1)
+    whole = playground.output.read_text()
+    playground.output.write_text(spoil(whole))
+    playground.played()
+    capsys.readouterr()
+    rollouts = playground.collect(resume_from_cache=True)
+    assert playground.played() == run_again
+    assert (
+        sorted(keys_of(rollouts)) == sorted(keys_of(records_of(playground.output))) == ["0:0", "1:0", "2:0"]
+    )
+    assert f"rollouts.jsonl{told}" in capsys.readouterr().err
+    [kept] = set_aside_of(playground)
+    assert kept.read_text().strip() in spoil(whole)
+    assert len(kept.read_text().splitlines()) == 1
+
+
+def test_whole_last_line_without_its_end_is_kept(playground: Playground) -> None:
+    playground.answer("2:0", NO_ROLLOUT)
+    playground.collect()
+    playground.output.write_bytes(playground.output.read_bytes().removesuffix(b"\n"))
+    playground.played()
+    playground.answer_well()
+    playground.collect(resume_from_cache=True)
+    assert playground.played() == ["2:0"]
+    assert sorted(keys_of(records_of(playground.output))) == ["0:0", "1:0", "2:0"]
+    assert set_aside_of(playground) == []
+
+
+@pytest.mark.parametrize(("most", "tries"), [(None, [2, 1, 0]), ("1", [1, 0]), ("5", [2, 2, 1, 0, 0])])
+def test_data_failures_are_tried_so_often_over_all_runs(
+    playground: Playground,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    most: str | None,
+    tries: list[int],
+) -> None:
+    if most is not None:
+        monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", most)
+    playground.give(row("a"))
+    playground.answer("0:0", NO_ROLLOUT)
+    for number, expected in enumerate(tries):
+        capsys.readouterr()
+        assert list(playground.collect(resume_from_cache=True)) == []
+        assert len(playground.played()) == expected, number
+    assert (
+        f"1 rollouts are left alone: their failures have used up NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={most or 3}"
+        in (capsys.readouterr().err)
+    )
+    ledger = json.loads(playground.manifest.read_text())["ledger"]
+    assert ledger == {"planned": 1, "succeeded": 0, "failed": {"data": 1}, "not_run": 0, "retried": 0}
+
+
+@pytest.mark.parametrize("failure_class", ["infrastructure", "timeout", "judge_failed"])
+def test_outages_never_use_up_attempts(playground: Playground, failure_class: str) -> None:
+    playground.give(row("a"))
+    if failure_class == "infrastructure":
+        playground.answer("0:0", "{}", status=503)
+    else:
+        playground.answer("0:0", _ng_failure_class=failure_class)
+    for _ in range(5):
+        playground.collect(resume_from_cache=True)
+        assert playground.played()
+    assert {one["_ng_failure_class"] for one in records_of(playground.failures)} == {failure_class}
+    playground.answer_well()
+    assert len(playground.collect(resume_from_cache=True)) == 1
+
+
+def test_terminal_failure_is_never_tried_again(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", _ng_failure_class="unsafe", _ng_failure_terminal=True)
+    playground.collect()
+    assert playground.played() == ["0:0", "1:0", "2:0"]
+    playground.answer_well()
+    playground.collect(resume_from_cache=True)
+    assert playground.played() == []
+    assert "1 rollouts are left alone" in capsys.readouterr().err
+
+
+def test_rollout_that_is_not_to_be_kept_goes_nowhere_and_is_tried_again(playground: Playground) -> None:
+    playground.answer("1:0", _ng_no_persist=True, _ng_failure_class="unlucky")
+    for _ in range(4):
+        assert keys_of(playground.collect(resume_from_cache=True)) == ["0:0", "2:0"]
+        assert "1:0" in playground.played()
+    assert not playground.failures.exists()
+    ledger = json.loads(playground.manifest.read_text())["ledger"]
+    assert (ledger["succeeded"], ledger["failed"], ledger["not_run"]) == (2, {}, 1)
+    playground.answer_well()
+    assert len(playground.collect(resume_from_cache=True)) == 3
+
+
+def test_failures_file_has_one_line_a_key_a_run(playground: Playground) -> None:
+    playground.answer("0:0", "{}", status=503)
+    playground.answer("1:0", "{}", status=503)
+    for runs in (1, 2, 3):
+        playground.collect(resume_from_cache=True)
+        assert sorted(keys_of(records_of(playground.failures))) == sorted(["0:0", "1:0"] * runs)
+
+
+def test_torn_failures_file_is_mended_too(playground: Playground, capsys: Capture) -> None:
+    playground.answer("0:0", NO_ROLLOUT)
+    playground.answer("1:0", NO_ROLLOUT)
+    playground.collect()
+    whole = playground.failures.read_text()
+    playground.failures.write_text("{half\n" + whole[:-5])
+    playground.collect(resume_from_cache=True)
+    told = capsys.readouterr().err
+    assert "_failures.jsonl:1: the line is torn" in told and "_failures.jsonl:3: the line is torn" in told
+    assert len(records_of(playground.failures)) == 3
+
+
+CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "an override": (
+        {"responses_create_params": {"temperature": 0.5}},
+        ["temperature: was not set, is 0.5", "3 rollouts"],
+    ),
+    "seeds": ({"num_repeats_add_seed": True}, ["seed: was not set, is 0"]),
+    "the agent": ({"agent_name": "other"}, ["agent_ref.name: was 'answering', is 'other'"]),
+    "fewer rows": ({"limit": 2}, ["1 rollouts of the earlier plan are not in this one"]),
+    "a prompt": ({"prompt_config": "prompt.yaml", "input_jsonl_fpath": "bare.jsonl"}, ["input: was 'a'"]),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_other_plan_is_refused_with_what_differs_and_nothing_is_touched(
+    playground: Playground, kind: str
+) -> None:
+    playground.agents = ("answering", "other")
+    playground.__post_init__()
+    write_files(
+        playground.folder, {"prompt.yaml": "user: '{q}'", "bare.jsonl": '{"q": 1}\n{"q": 2}\n{"q": 3}\n'}
+    )
+    playground.collect()
+    refuse(playground, *CHANGES[kind][1], **CHANGES[kind][0])
+
+
+def refuse(playground: Playground, *told: str, **settings: Any) -> None:
+    before = {path.name: path.read_bytes() for path in playground.output.parent.iterdir()}
+    playground.played()
+    with pytest.raises(ChangedInputsError) as refused:
+        playground.collect(resume_from_cache=True, **settings)
+    assert refused.value.exit_code == 2
+    message = str(refused.value)
+    assert all(text in message for text in told), message
+    assert "+allow_changed_inputs=true" in message
+    assert {path.name: path.read_bytes() for path in playground.output.parent.iterdir()} == before
+    assert playground.played() == []
+
+
+def test_other_rows_are_refused(playground: Playground) -> None:
+    playground.collect()
+    playground.give(row("a"), row("changed"), row("c"))
+    refuse(playground, "responses_create_params.input: was 'b', is 'changed' (rollout 1:0)")
+
+
+def test_rows_in_another_order_are_refused(playground: Playground) -> None:
+    playground.collect()
+    playground.give(row("b"), row("a"), row("c"))
+    refuse(playground, "was 'a', is 'b' (rollout 0:0)")
+
+
+def test_fewer_repeats_are_refused(playground: Playground) -> None:
+    playground.collect(num_repeats=3)
+    refuse(playground, "3 rollouts of the earlier plan are not in this one", num_repeats=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"policy_model_name": "better"}, "openai_model: was 'some-model', is 'better'"),
+        ({"answering.responses_api_agents.answering.style": "rude"}, "style: was not set, is 'rude'"),
+    ],
+)
+def test_other_model_or_agent_setting_is_refused(
+    playground: Playground, setting: dict[str, Any], told: str
+) -> None:
+    playground.collect()
+    playground.servers |= setting
+    refuse(playground, told)
+
+
+def test_changes_are_accepted_when_told_so(playground: Playground, capsys: Capture) -> None:
+    playground.answer("2:0", NO_ROLLOUT)
+    playground.collect()
+    playground.played()
+    playground.answer_well()
+    playground.servers["policy_model_name"] = "better"
+    playground.give(row("a"), row("changed"), row("other"))
+    rollouts = playground.collect(resume_from_cache=True, allow_changed_inputs=True)
+    assert playground.played() == ["2:0"]
+    assert [one["responses_create_params"]["input"] for one in rollouts] == ["a", "b", "other"]
+    told = capsys.readouterr().err
+    assert "is 'better'" in told and "is 'changed'" in told
+    assert records_of(playground.materialized)[1]["responses_create_params"]["input"] == "changed"
+    playground.collect(resume_from_cache=True)  # from now on this is the plan
+
+
+def test_agent_that_is_gone_is_named_whatever_is_accepted(playground: Playground) -> None:
+    playground.answer("1:0", NO_ROLLOUT)
+    playground.collect()
+    playground.played()
+    write_agent(playground.folder, ["answering2"])
+    for path in (playground.folder / "nothing", playground.input):
+        path.unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=r"no agent 'answering' .* did you mean answering2"):
+            playground.collect(resume_from_cache=True, allow_changed_inputs=True)
+    assert playground.played() == []
+
+
+def test_what_cannot_change_results_is_not_compared(playground: Playground) -> None:
+    playground.answer("2:0", NO_ROLLOUT)
+    playground.collect()
+    playground.answer_well()
+    playground.servers |= {
+        "policy_base_url": "http://127.0.0.1:2/v1",
+        "policy_api_key": "sk-another-one",
+        "answering.responses_api_agents.answering.port": 12345,
+        "answering.responses_api_agents.answering.num_workers": 2,
+        "policy_model.responses_api_models.openai_model.max_concurrent_requests": 5,
+        "use_absolute_ip": False,
+    }
+    rollouts = playground.collect(
+        resume_from_cache=True,
+        num_samples_in_parallel=1,
+        max_attempts=3,
+        rollout_timeout_s=100,
+        disable_aggregation=True,
+    )
+    assert len(rollouts) == 3
+
+
+def test_key_that_was_empty_may_be_given(playground: Playground) -> None:
+    playground.servers["policy_api_key"] = ""
+    playground.collect()
+    playground.servers["policy_api_key"] = "sk-another-one"
+    assert len(playground.collect(resume_from_cache=True)) == 3
+
+
+def test_larger_limit_and_more_repeats_just_run_what_is_missing(playground: Playground) -> None:
+    playground.collect(limit=1)
+    playground.played()
+    playground.collect(limit=2, resume_from_cache=True)
+    assert playground.played() == ["1:0"]
+    playground.collect(num_repeats=2, resume_from_cache=True)
+    assert playground.played() == ["0:1", "1:1", "2:0", "2:1"]
+    repeats = {"answering": 3, "_default": 1}
+    rollouts = playground.collect(num_repeats=repeats, resume_from_cache=True)
+    assert playground.played() == ["0:2", "1:2", "2:2"]
+    assert keys_of(rollouts) == [f"{task}:{rollout}" for task in range(3) for rollout in range(3)]
+    assert len(records_of(playground.materialized)) == 9
+    manifest = json.loads(playground.manifest.read_text())
+    assert manifest["materialized_inputs"]["rollouts"] == 9
+    assert len(manifest["resumed_at"]) == 3
+
+
+def test_rows_at_the_end_of_the_input_are_a_top_up(playground: Playground) -> None:
+    playground.collect()
+    playground.played()
+    playground.give(row("a"), row("b"), row("c"), row("d"))
+    playground.collect(resume_from_cache=True)
+    assert playground.played() == ["3:0"]
+
+
+def test_run_goes_on_without_its_input(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", NO_ROLLOUT)
+    playground.collect()
+    playground.played()
+    playground.answer_well()
+    playground.input.unlink()
+    assert len(playground.collect(resume_from_cache=True)) == 3
+    assert playground.played() == ["1:0"]
+    assert "input.jsonl is not there; going on with" in capsys.readouterr().err
+
+
+def test_other_overrides_are_noticed_without_the_input_too(playground: Playground) -> None:
+    playground.collect()
+    playground.input.unlink()
+    refuse(
+        playground, "responses_create_params.top_p: was not set, is 1", responses_create_params={"top_p": 1}
+    )
+    refuse(playground, "num_repeats: was 1, is 2", num_repeats=2)
+
+
+def test_plan_is_compared_where_the_manifest_is_lost(playground: Playground) -> None:
+    playground.collect()
+    playground.manifest.unlink()
+    assert len(playground.collect(resume_from_cache=True)) == 3
+    playground.manifest.write_text("{half")
+    playground.give(row("a"), row("changed"), row("c"))
+    refuse(playground, "is 'changed'")

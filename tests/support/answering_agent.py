@@ -1,0 +1,137 @@
+"""Collections with an agent that answers `/run` as a file says, rollout by rollout: no model is asked."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nemo_gym
+from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from tests.support.components import write_files
+
+AGENT = "answering"
+MODEL_CONFIG = "responses_api_models/openai_model/configs/openai_model.yaml"
+MODEL = {
+    "policy_base_url": "http://127.0.0.1:1/v1",
+    "policy_api_key": "sk-1234567890",
+    "policy_model_name": "some-model",
+}
+
+_APP = """
+import json
+from pathlib import Path
+
+from fastapi import Request, Response
+
+from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
+
+
+class Config(BaseResponsesAPIAgentConfig):
+    style: str = "plain"
+
+
+class Agent(SimpleResponsesAPIAgent):
+    config: Config
+
+    async def run(self, request: Request) -> Response:
+        sent = await request.body()
+        with Path("bodies").open("ab") as file:
+            file.write(sent + b"\\n")
+        row = json.loads(sent)
+        key = f"{row['_ng_task_index']}:{row['_ng_rollout_index']}"
+        with Path("played").open("a") as file:
+            file.write(f"{key}\\n")
+        file = Path("answers.json")
+        answer = json.loads(file.read_text()).get(key, {}) if file.exists() else {}
+        rollout = row | {"reward": 1.0, "response": {"output": []}} | answer.get("fields", {})
+        body = answer.get("body") or json.dumps(rollout)
+        return Response(body, answer.get("status", 200), media_type="application/json")
+"""
+_CONFIG = "{name}: {{responses_api_agents: {{answering: {{entrypoint: app.py}}}}}}\n"
+
+
+def write_agent(root: Path, names: Sequence[str] = (AGENT,)) -> str:
+    """The agent under `root`, once for each name; gives the path of its configuration."""
+    config = "".join(_CONFIG.format(name=name) for name in names)
+    folder = root / "responses_api_agents" / "answering"
+    write_files(folder, {"app.py": _APP, "configs/answering.yaml": config})
+    return "responses_api_agents/answering/configs/answering.yaml"
+
+
+def row(text: str = "hello", **fields: Any) -> dict[str, Any]:
+    return {"responses_create_params": {"input": text}, **fields}
+
+
+@dataclass
+class Playground:
+    """A folder, which must be the working directory, to collect in."""
+
+    folder: Path
+    agents: Sequence[str] = (AGENT,)
+    servers: dict[str, Any] = field(default_factory=lambda: dict(MODEL))
+    """Settings of the servers."""
+    _answers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config_paths = [write_agent(self.folder, self.agents), MODEL_CONFIG]
+        self.input = self.folder / "input.jsonl"
+        self.output = self.folder / "out" / "rollouts.jsonl"
+        self.materialized = self.folder / "out" / "rollouts_materialized_inputs.jsonl"
+        self.failures = self.folder / "out" / "rollouts_failures.jsonl"
+        self.manifest = self.folder / "out" / "rollouts_manifest.json"
+
+    def give(self, *rows: Mapping[str, Any]) -> None:
+        """The rows of the input."""
+        self.input.write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+    def answer(self, key: str, body: str | None = None, status: int = 200, **fields: Any) -> None:
+        """What the agent says from now on: a whole body, or the row with these fields."""
+        self._answers[key] = {"body": body, "status": status, "fields": fields}
+        (self.folder / "answers.json").write_text(json.dumps(self._answers))
+
+    def answer_well(self) -> None:
+        self._answers.clear()
+        (self.folder / "answers.json").unlink(missing_ok=True)
+
+    def config(self, **settings: Any) -> RolloutCollectionConfig:
+        usual = {
+            "input_jsonl_fpath": "input.jsonl",
+            "output_jsonl_fpath": "out/rollouts.jsonl",
+            "agent_name": AGENT,
+            "retry_backoff_s": 0.0,
+            "max_attempts": 2,
+        }
+        return RolloutCollectionConfig.model_validate(usual | settings)
+
+    def collect(self, **settings: Any) -> Sequence[dict[str, Any]]:
+        return asyncio.run(self._collect(self.config(**settings)))
+
+    async def _collect(self, config: RolloutCollectionConfig) -> Sequence[dict[str, Any]]:
+        async with nemo_gym.open_servers(self.config_paths, self.servers):
+            return await RolloutCollectionHelper().run_from_config(config)
+
+    def played(self) -> list[str]:
+        """The keys of all tries since this was last asked, sorted."""
+        file = self.folder / "played"
+        keys = file.read_text().split() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return sorted(keys)
+
+    def bodies(self) -> list[bytes]:
+        """What the agent was sent, ever."""
+        return (self.folder / "bodies").read_bytes().splitlines()
+
+    def names(self) -> set[str]:
+        """The files beside the output."""
+        return {path.name for path in self.output.parent.iterdir()}
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    """Every line of a JSONL file."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def keys_of(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{one['_ng_task_index']}:{one['_ng_rollout_index']}" for one in records]

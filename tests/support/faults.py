@@ -1,0 +1,52 @@
+"""System calls that go wrong in the process of a collector: faults at the boundary to the system."""
+
+import itertools
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_STEPS = ("write", "ftruncate", "truncate", "fsync", "replace", "rename", "unlink")
+"""What changes a file, or makes the change last."""
+
+
+def die_in_write(name: str, number: int, share: float) -> None:
+    """The so-manieth write to the file of this name is cut: a part arrives, and the process is killed."""
+    write, numbers = os.write, itertools.count(1)
+
+    def cut(descriptor: int, data: bytes) -> int:
+        if _path_of(descriptor).name == name and next(numbers) == number:
+            write(descriptor, data[: int(len(data) * share)])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(descriptor, data)
+
+    os.write = cut
+
+
+def die_before_step(number: int, folder: Path) -> None:
+    """The process is killed before the so-manieth change of a file in the folder."""
+    numbers = itertools.count(1)
+
+    def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(target: Any, *rest: Any, **options: Any) -> Any:
+            if _path_of(target).parent == folder and next(numbers) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(target, *rest, **options)
+
+        return run
+
+    for name in _STEPS:
+        setattr(os, name, guarded(getattr(os, name)))
+
+
+def limit_file_size(size: int) -> None:
+    """No file gets larger than this: a write beyond it fails as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _path_of(target: int | str | os.PathLike[str]) -> Path:
+    if isinstance(target, int):
+        return Path(os.readlink(f"/proc/self/fd/{target}"))
+    return Path(target).absolute()
