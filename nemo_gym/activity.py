@@ -62,7 +62,7 @@ class EndpointLimit:
                 self.limit = max(1.0, self.limit * self.DECREASE)
                 self._is_probing = False
                 self._decreased_at = time.monotonic()
-        elif answered and self.in_flight + 1 >= int(self.limit):  # only a limit that is used is worth raising
+        elif answered and 2 * (self.in_flight + 1) >= self.limit:  # only a limit in use is worth raising
             self.limit = min(self._ceiling, self.limit + (1.0 if self._is_probing else 1.0 / self.limit))
         self._wake()
 
@@ -91,7 +91,7 @@ class EndpointLimits:
         return limit
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Activity:
     """One try of one rollout."""
 
@@ -101,6 +101,8 @@ class Activity:
     limits: EndpointLimits | None = None
     """Where concurrency adapts."""
     attempt: int = 1
+    ends: float | None = None
+    """When the try is given up, on this process's monotonic clock."""
     step: str = ""
     since: float = 0.0
     model_calls: int = 0
@@ -164,18 +166,22 @@ class Activity:
     def header(self) -> str:
         """What goes along with a call to another process."""
         ceiling = self.limits.ceiling if self.limits is not None else 0
-        return f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling}"
+        return f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:g}"
+
+    def left_s(self) -> float | None:
+        """Until the try is given up; None where that is nobody's decision."""
+        return None if self.ends is None else max(0.001, self.ends - time.monotonic())
 
 
 def activity_from(header: str, limits: EndpointLimits | None = None) -> Activity | None:
     """The activity that another process sent along; None where the header is not one of ours."""
     try:
-        rollout, attempt, timeout, ceiling = header.split()
+        rollout, attempt, timeout, ceiling, left = header.split()
         if limits is not None:
             limits.ceiling = max(limits.ceiling, int(ceiling))
-        return Activity(
-            rollout, float(timeout) or None, limits if int(ceiling) else None, attempt=int(attempt)
-        )
+        ends = time.monotonic() + float(left) if float(left) else None
+        adaptive = limits if int(ceiling) else None
+        return Activity(rollout, float(timeout) or None, adaptive, int(attempt), ends)
     except ValueError:
         return None
 

@@ -5,8 +5,8 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from itertools import count
 
 import uvloop
 
@@ -26,6 +26,7 @@ _CHARACTERS_A_TOKEN = 4
 """Of English text, roughly."""
 _LEAVE_S = 2.0
 """How long code of environments that goes on may keep a process whose work is done."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RESUME = "The same command with +resume_from_cache=true runs what is missing."
 
 
@@ -39,18 +40,21 @@ def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
         return _dry_run(options)
     collect_garbage_less()
     leaving = Leaving()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         return uvloop.run(_collect(config, options, leaving))
     finally:
         leaving.done()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: Leaving) -> int:
     servers = choose_servers(config, options.hosting)
     collection = Collection(options, servers, Display(sys.stderr))
+    _obey_signals(collection, leaving)
     try:
-        with _obeying_signals(collection, leaving):
-            collected = await collection.run()
+        collected = await collection.run()
     except NeMoGymError as error:
         leaving.within(_LEAVE_S, error.exit_code, f"{type(error).__name__}: {error}\n")
         raise
@@ -61,28 +65,22 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
     return exit_code
 
 
-@contextmanager
-def _obeying_signals(collection: Collection, leaving: Leaving) -> Iterator[None]:
+def _obey_signals(collection: Collection, leaving: Leaving) -> None:
     """The first signal stops the collection in good order; the next leaves, whatever goes on.
 
     The handlers are Python's own: an event loop's have to wait for it, and an environment may block it.
     """
     loop = asyncio.get_running_loop()
-    is_second = False
+    received = count(1)
 
     def obey(number: int, _: object) -> None:
-        nonlocal is_second
-        loop.call_soon_threadsafe(_stop, collection, signal.Signals(number))
-        if is_second:
+        with suppress(RuntimeError):  # the event loop is closed: all is done
+            loop.call_soon_threadsafe(_stop, collection, signal.Signals(number))
+        if next(received) == 2:  # later ones do not put it off
             leaving.within(_LEAVE_S, 1, f"Left at once. {_RESUME}\n")
-        is_second = True
 
-    before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in _SIGNALS:
+        signal.signal(number, obey)
 
 
 def _stop(collection: Collection, number: signal.Signals) -> None:

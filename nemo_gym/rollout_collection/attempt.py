@@ -4,6 +4,7 @@ This is the boundary at which whatever goes wrong in a rollout becomes a Failure
 """
 
 import math
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -39,13 +40,15 @@ class Attempt:
 
     client: ServerClient
     call_timeout_s: float
+    rollout_timeout_s: float
     limits: EndpointLimits | None = None
     """Where concurrency adapts."""
     secrets: Collection[str] = ()
     """Texts that must not stand in a failure."""
 
     def activity(self, task: Task, attempt: int) -> Activity:
-        return Activity(str(task.key), self.call_timeout_s, self.limits, attempt)
+        ends = time.monotonic() + self.rollout_timeout_s
+        return Activity(str(task.key), self.call_timeout_s, self.limits, attempt, ends)
 
     async def __call__(self, task: Task, activity: Activity) -> Outcome:
         current_activity.set(activity)  # each try has a context of its own

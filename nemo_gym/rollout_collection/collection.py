@@ -254,7 +254,8 @@ def open_executor(config: RolloutCollectionConfig, servers: Servers, client: Ser
     ceiling = config.parallel if config.adaptive_concurrency else 0
     if client is not None:
         limits = EndpointLimits(ceiling) if ceiling else None
-        attempt = Attempt(client, config.call_timeout_s, limits, secret_values(servers.values))
+        secrets = secret_values(servers.values)
+        attempt = Attempt(client, config.call_timeout_s, config.rollout_timeout_s, limits, secrets)
         return LocalExecutor(attempt, policy, config.parallel)
     setup = WorkerSetup(
         dump_config(servers.config()), servers.to_host is not None, policy, config.call_timeout_s, ceiling

@@ -82,7 +82,7 @@ class Worker:
         async with _servers(setup) as client:
             limits = EndpointLimits(setup.adaptive_ceiling) if setup.adaptive_ceiling else None
             secrets = config_from_bytes(setup.config).secrets
-            attempt = Attempt(client, setup.call_timeout_s, limits, secrets)
+            attempt = Attempt(client, setup.call_timeout_s, setup.policy.rollout_timeout_s, limits, secrets)
             dispatcher = Dispatcher(attempt, attempt.activity, setup.policy, self._settle)
             collect_garbage_less()
             self._send("ready", None)

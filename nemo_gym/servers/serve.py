@@ -10,6 +10,7 @@ import uvicorn
 
 from nemo_gym.config import ServerInstance
 from nemo_gym.errors import PortInUseError
+from nemo_gym.servers.activities import Activities
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
 
@@ -40,7 +41,7 @@ class _Server(uvicorn.Server):
 
 def uvicorn_config(app: HostedServer, host: str, port: int) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
+        Activities(app),
         host=host,
         port=port,
         log_level="warning",

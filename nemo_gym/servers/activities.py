@@ -1,0 +1,54 @@
+"""The rollouts in a server process: their deadlines hold here too, and it tells what they wait for.
+
+Callers in other processes send the rollout's activity along as a header (`nemo_gym.activity`).
+"""
+
+import logging
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from nemo_gym.activity import ROLLOUT_HEADER, Activity, EndpointLimits, activity_from, current_activity
+from nemo_gym.codec import encode_json
+from nemo_gym.http.deadline import Deadline
+from nemo_gym.servers.asgi import send_answer
+from nemo_gym.types import ACTIVITY_PATH
+
+logger = logging.getLogger(__name__)
+
+_HEADER = ROLLOUT_HEADER.encode()
+_SHOWN = 1000
+
+
+class Activities:
+    """Around the application of a served process."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._limits = EndpointLimits(0)
+        self._running: dict[Activity, None] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == ACTIVITY_PATH and scope["method"] == "GET":
+            told = [activity.as_data() for activity, _ in zip(self._running, range(_SHOWN), strict=False)]
+            await send_answer(send, 200, [("content-type", "application/json")], encode_json(told))
+            return
+        header = next((value for name, value in scope["headers"] if name == _HEADER), None)
+        activity = activity_from(header.decode("latin-1"), self._limits) if header is not None else None
+        if activity is None:
+            await self._app(scope, receive, send)
+            return
+        await self._run(activity, scope, receive, send)
+
+    async def _run(self, activity: Activity, scope: Scope, receive: Receive, send: Send) -> None:
+        current_activity.set(activity)  # every request has a context of its own
+        self._running[activity] = None
+        try:
+            with Deadline(activity.left_s()):
+                await self._app(scope, receive, send)
+        except TimeoutError:  # the caller has given it up too
+            logger.warning("rollout %s: %s was not done in time", activity.rollout, scope["path"])
+        finally:
+            del self._running[activity]

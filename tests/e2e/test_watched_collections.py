@@ -1,0 +1,107 @@
+"""What people see of a collection while it runs."""
+
+import asyncio
+import re
+import signal
+
+from nemo_gym.path_utils import status_path_for
+from scripts.scripted_endpoint import Output
+from tests.support.collecting import CALCULATOR, MODEL, Runs, failing, hang
+from tests.support.commands import NgRun, free_port, run_command, wait_until
+
+WAITING = re.compile(r"^(\d+:0) +calculator_simple_agent +\d+ s +(.*)$", re.M)
+REFUSED = re.compile(r"\d+ s in model call 1, \w+ try, 429")
+
+
+async def too_busy(number: int, times: int) -> Output | None:
+    """429 for ever to the first question, no answer at all to the second."""
+    if number == 1:
+        return await hang(number, times)
+    return failing(429) if number == 0 else None
+
+
+def shown(runs: Runs, port: int) -> dict[str, str]:
+    """What `ng_status` says each rollout waits for."""
+    output = str(runs.output.relative_to(runs.folder))
+    status = run_command(
+        "ng_status", f"+output_jsonl_fpath={output}", f"+head_server.port={port}", cwd=runs.folder
+    )
+    return dict(WAITING.findall(status.stdout))
+
+
+def test_status_says_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: Runs) -> None:
+    runs.adder.trouble = too_busy
+    collector, port = runs.start(), free_port()
+    collector.wait_until(lambda: bool(REFUSED.fullmatch(shown(runs, port).get("0:0", ""))))
+    found = shown(runs, port)
+    assert re.fullmatch(r"\d+ s in model call 1", found["1:0"])
+    collector.send(signal.SIGTERM)
+    collector.send(signal.SIGTERM)
+    assert collector.wait() == 1
+    assert not status_path_for(runs.output).exists()
+
+
+def test_status_finds_the_collections_below_results_by_itself(runs: Runs) -> None:
+    runs.adder.trouble = too_busy
+    collector, port = runs.start(), free_port()
+    collector.wait_until(lambda: "model call 1" in shown(runs, port).get("1:0", ""))
+    status = run_command("ng_status", f"+head_server.port={port}", cwd=runs.folder)
+    assert status.returncode == 0 and f"process {collector.pid} on " in status.stdout
+    collector.kill()
+    after = run_command("ng_status", f"+head_server.port={port}", cwd=runs.folder)
+    assert after.returncode == 2 and "No collection is running" in after.stderr
+
+
+def test_status_says_it_of_served_runs_too(runs: Runs) -> None:
+    runs.adder.trouble = too_busy
+    with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
+        port = fleet.head.port
+        collector = runs.start(hosting="served", **{"head_server.port": port})
+        collector.wait_until(lambda: bool(REFUSED.fullmatch(shown(runs, port).get("0:0", ""))))
+        assert re.fullmatch(r"\d+ s in model call 1", shown(runs, port)["1:0"])
+        collector.send(signal.SIGTERM)
+        collector.send(signal.SIGTERM)
+        assert collector.wait() == 1
+
+
+def test_status_of_workers_is_that_of_all(runs: Runs) -> None:
+    runs.adder.trouble = too_busy
+    collector, port = runs.start(executor="processes", num_workers=2), free_port()
+    collector.wait_until(lambda: {"0:0", "1:0"} <= set(shown(runs, port)))
+    collector.send(signal.SIGTERM)
+    collector.send(signal.SIGTERM)
+    assert collector.wait() == 1
+
+
+def test_a_served_rollout_is_given_up_in_the_server_too(runs: Runs) -> None:
+    """No work goes on for a collector that has given it up."""
+    runs.adder.trouble = hang
+    with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
+        settings: dict[str, object] = {"head_server.port": fleet.head.port, "limit": 1, "max_attempts": 1}
+        collector = runs.start(hosting="served", rollout_timeout_s=1, **settings)
+        assert collector.wait() == 1 and "1 timeout" in collector.output
+        assert wait_until(lambda: bool(fleet.lines_of("calculator_simple_agent")))
+        assert "rollout 0:0: /run was not done in time" in "".join(fleet.lines_of("calculator_simple_agent"))
+
+
+def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: Runs) -> None:
+    in_flight = most = 0
+
+    async def at_most_four(number: int, times: int) -> Output | None:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        try:
+            await asyncio.sleep(0.02)
+            return failing(429) if in_flight > 4 else None
+        finally:
+            in_flight -= 1
+
+    runs.adder.trouble = at_most_four
+    many = Runs(runs.folder, runs.endpoint, runs.adder, 150)
+    collector = many.start(adaptive_concurrency="true", num_samples_in_parallel=64)
+    assert collector.wait() == 0, collector.output
+    limit = re.search(r"limit 127\.0\.0\.1:\d+ (\d+)", collector.output)
+    assert limit is not None and 1 <= int(limit[1]) <= 16
+    assert most <= 32  # without it all 64 would have gone out at once
+    many.check_complete()

@@ -1,0 +1,105 @@
+import asyncio
+
+import pytest
+
+from nemo_gym.activity import Activity, EndpointLimit, EndpointLimits, activity_from
+
+
+def test_an_activity_tells_the_call_the_try_and_its_trouble() -> None:
+    activity = Activity("3:0")
+    for _ in range(7):
+        before = activity.begin("/v1/responses")
+        activity.end(before)
+    activity.begin("/v1/responses")
+    activity.tries, activity.trouble = 3, "429"
+    activity.since -= 312
+    assert activity.waits_for() == "312 s in model call 8, third try, 429"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/verify", "0 s in verification"),
+        ("/seed_session", "0 s in seeding"),
+        ("/run", "0 s in the agent"),
+        ("/get_weather", "0 s in tool get_weather"),
+    ],
+)
+def test_an_activity_names_its_step(path: str, told: str) -> None:
+    activity = Activity("0:0")
+    activity.begin(path)
+    assert activity.waits_for() == told
+
+
+def test_a_call_within_a_call_ends_with_the_outer_one_going_on() -> None:
+    activity = Activity("0:0")
+    activity.begin("/run")
+    activity.end(activity.begin("/v1/responses"))
+    assert activity.waits_for() == "0 s in the agent"
+
+
+def test_an_activity_travels_as_a_header() -> None:
+    sent = Activity("5:1", 30.0, EndpointLimits(64), 2)
+    limits = EndpointLimits(0)
+    received = activity_from(sent.header(), limits)
+    assert received is not None
+    assert (received.rollout, received.call_timeout_s, received.attempt) == ("5:1", 30.0, 2)
+    assert received.limits is limits and limits.ceiling == 64 and received.left_s() is None
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", "1:0 x 0 0 0", "1:0 1 0 0"])
+def test_a_header_of_somebody_else_is_passed_over(header: str) -> None:
+    assert activity_from(header) is None
+
+
+def test_a_limit_doubles_until_the_first_overload_then_grows_by_one() -> None:
+    async def grow() -> None:
+        limit = EndpointLimit(1000)
+        before = limit.limit
+        began = [await limit.acquire() for _ in range(int(before))]
+        for one in began:
+            limit.release(one, overloaded=False, answered=True)
+            await limit.acquire()  # it stays full
+        assert limit.limit == 2 * before
+        limit.release(await full(limit), overloaded=True, answered=False)
+        lowered = limit.limit
+        assert lowered == pytest.approx(2 * before * EndpointLimit.DECREASE)
+        limit.in_flight = int(lowered)
+        for _ in range(int(lowered)):
+            limit.release(0.0, overloaded=False, answered=True)
+            limit.in_flight += 1
+        assert lowered < limit.limit < lowered + 1.1
+
+    async def full(limit: EndpointLimit) -> float:
+        began = 0.0
+        while limit.in_flight < int(limit.limit):
+            began = await limit.acquire()
+        return began
+
+    asyncio.run(grow())
+
+
+def test_many_refusals_of_one_moment_count_as_one() -> None:
+    async def refused() -> float:
+        limit = EndpointLimit(64)
+        began = [await limit.acquire() for _ in range(16)]
+        for one in began:
+            limit.release(one, overloaded=True, answered=False)
+        return limit.limit
+
+    assert asyncio.run(refused()) == pytest.approx(16 * EndpointLimit.DECREASE)
+
+
+def test_who_gives_up_waiting_for_a_slot_takes_none() -> None:
+    async def give_up() -> None:
+        limit = EndpointLimit(1)
+        began = await limit.acquire()
+        impatient = asyncio.create_task(limit.acquire())
+        patient = asyncio.create_task(limit.acquire())
+        await asyncio.sleep(0)
+        limit.release(began, overloaded=False, answered=True)
+        impatient.cancel()  # at the moment of its turn
+        await asyncio.wait_for(patient, 1)
+        assert limit.in_flight == 1
+
+    asyncio.run(give_up())
