@@ -38,7 +38,8 @@ async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str
     """One rollout; gives its line. `url` is the endpoint's `/responses`."""
     task = orjson.loads(row)
     params = task["responses_create_params"]
-    prompt, output = params["input"], []
+    prompt = params["input"]
+    output: list[dict[str, Any]] = []
     usage: dict[str, Any] = {}
     while True:
         request = {**params, "input": prompt + output, "model": MODEL}

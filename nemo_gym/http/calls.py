@@ -19,8 +19,9 @@ from nemo_gym.activity import Activity, EndpointLimit, current_activity
 from nemo_gym.codec import encode_json
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http.deadline import Deadline
+from nemo_gym.http.plain import target_of
 from nemo_gym.http.response import ClientResponse, Cookies, cookie_header
-from nemo_gym.http.session import get_global_aiohttp_client
+from nemo_gym.http.session import get_global_aiohttp_client, shared_pool
 
 MAX_NUM_TRIES = 3
 """Tries of a call whose connection is refused, or of an endpoint that fails."""
@@ -94,6 +95,17 @@ async def request(
         sent_headers.setdefault("Content-Type", "application/json")
     if cookies:
         sent_headers["Cookie"] = cookie_header(cookies)
+    activity = current_activity.get() if retry.statuses else None
+    slots = activity.limits.of(url) if activity is not None and activity.limits is not None else None
+    target = None if params or options or timeout_s is not None else target_of(url)
+    pool = shared_pool() if target is not None and (data is None or isinstance(data, bytes)) else None
+    if pool is not None and target is not None:
+
+        async def send_plainly() -> ClientResponse:
+            status, answered, body = await pool.request(method, target, sent_headers.items(), data or b"")
+            return ClientResponse(status, answered, body, method=method, url=url)
+
+        return await with_retries(send_plainly, retry, activity=activity, slots=slots)
     # A redirect is an answer like any other, as it is in one process.
     sending: dict[str, Any] = {"allow_redirects": False, **options}
     if timeout_s is not None:
@@ -110,8 +122,6 @@ async def request(
                 response.status, tuple(response.headers.items()), body, method=method, url=url
             )
 
-    activity = current_activity.get() if retry.statuses else None
-    slots = activity.limits.of(url) if activity is not None and activity.limits is not None else None
     return await with_retries(send, retry, activity=activity, slots=slots)
 
 

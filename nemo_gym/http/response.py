@@ -5,6 +5,7 @@ Invariant: an answer is read to its end before anyone sees it, so no caller can 
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from http.cookies import Morsel, SimpleCookie
 from typing import Any
 
@@ -209,12 +210,20 @@ def _set_cookies(headers: Headers) -> SimpleCookie:
     cookies = SimpleCookie()
     for field, header in headers:
         if field == "set-cookie" or field.lower() == "set-cookie":
-            name, _, coded = header.partition(";")[0].partition("=")
-            name, coded = name.strip(), coded.strip()
-            if _PLAIN_NAME.fullmatch(name):
-                value = cookies.value_decode(coded)[0] if coded.startswith('"') else coded
-                dict.__setitem__(cookies, name, _morsel(name, value, coded))
+            cookie = _cookie(header)
+            if cookie is not None:
+                dict.__setitem__(cookies, cookie[0], _morsel(*cookie))
     return cookies
+
+
+@lru_cache(maxsize=4096)  # every answer of every server sets the cookie of its session
+def _cookie(header: str) -> tuple[str, str, str] | None:
+    """Name, value and spelling of the cookie in a Set-Cookie header; None for a name that is none."""
+    name, _, coded = header.partition(";")[0].partition("=")
+    name, coded = name.strip(), coded.strip()
+    if not _PLAIN_NAME.fullmatch(name):
+        return None
+    return name, SimpleCookie().value_decode(coded)[0] if coded.startswith('"') else coded, coded
 
 
 def _morsel(name: str, value: str, coded: str) -> Morsel[str]:

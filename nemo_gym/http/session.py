@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import aiohttp
 from pydantic import BaseModel
 
+from nemo_gym.http.plain import PlainPool
+
 
 class GlobalAIOHTTPAsyncClientConfig(BaseModel):
     """Size of the connection pool."""
@@ -20,6 +22,7 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
 class _Kept(NamedTuple):
     session: aiohttp.ClientSession
     keeper: AsyncGenerator[None, None]
+    pool: PlainPool
 
 
 class _SharedClients:
@@ -34,10 +37,17 @@ class _SharedClients:
         self._open_ones: dict[asyncio.AbstractEventLoop, _Kept] = {}
 
     def get(self) -> aiohttp.ClientSession:
-        kept = self._open_ones.get(asyncio.get_running_loop())
-        return self._open() if kept is None or kept.session.closed else kept.session
+        return self._kept().session
 
-    def _open(self) -> aiohttp.ClientSession:
+    def pool(self) -> PlainPool | None:
+        """The lean client; None where somebody sized the shared one, whose limits then hold for all."""
+        return self._kept().pool if self.config is None else None
+
+    def _kept(self) -> _Kept:
+        kept = self._open_ones.get(asyncio.get_running_loop())
+        return self._open() if kept is None or kept.session.closed else kept
+
+    def _open(self) -> _Kept:
         # Unless somebody sized it, the pool holds nobody back: callers bound what is in flight.
         config = self.config or GlobalAIOHTTPAsyncClientConfig(
             global_aiohttp_connector_limit=0, global_aiohttp_connector_limit_per_host=0
@@ -54,19 +64,21 @@ class _SharedClients:
             cookie_jar=aiohttp.DummyCookieJar(),  # cookies belong to one rollout, never to the process
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         )
-        keeper = self._keep(asyncio.get_running_loop(), session)
-        self._open_ones[asyncio.get_running_loop()] = _Kept(session, keeper)
+        pool = PlainPool()
+        keeper = self._keep(asyncio.get_running_loop(), session, pool)
+        kept = self._open_ones[asyncio.get_running_loop()] = _Kept(session, keeper, pool)
         # Runs the generator up to its yield: nothing is awaited before it.
         with suppress(StopIteration):
             keeper.asend(None).send(None)
-        return session
+        return kept
 
     async def _keep(
-        self, loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession
+        self, loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, pool: PlainPool
     ) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
+            pool.close()
             await session.close()
             kept = self._open_ones.get(loop)
             if kept is not None and kept.session is session:
@@ -84,7 +96,12 @@ def get_global_aiohttp_client(*_: Any, **__: Any) -> aiohttp.ClientSession:
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> aiohttp.ClientSession:
     """Size the shared client; takes effect for the running event loop at once."""
     _shared.config = cfg
-    return _shared._open()
+    return _shared._open().session
+
+
+def shared_pool() -> PlainPool | None:
+    """The lean client of the running event loop; None where somebody sized the shared aiohttp client."""
+    return _shared.pool()
 
 
 def is_global_aiohttp_client_setup() -> bool:

@@ -21,6 +21,7 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 from nemo_gym.server_utils import ClientResponse
 
 Item = dict[str, Any]
+ServerRef = ModelServerRef | ResourcesServerRef
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
@@ -75,19 +76,19 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
     async def run(self, request: Request, body: BaseRunRequest) -> Response:
         row, cookies = body.model_dump(mode="json", exclude_unset=True), dict(request.cookies)
-        seeded = await self._post_resources("/seed_session", row, cookies)
+        seeded = await self._post(self.config.resources_server, "/seed_session", row, cookies)
         seeded.raise_for_status()
         episode = await self._play(row["responses_create_params"], cookies)
         verify_request = {**row, "response": episode.final()}
         if self.config.skip_verification:
             skipped = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
             return Response(json.dumps(verify_request | skipped), media_type="application/json")
-        verified = await self._post_resources("/verify", verify_request, episode.cookies)
+        verified = await self._post(self.config.resources_server, "/verify", verify_request, episode.cookies)
         verified.raise_for_status()
         return Response(await verified.read(), media_type="application/json")
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
-        answer = await self._post_resources("/aggregate_metrics", body, {})
+        answer = await self._post(self.config.resources_server, "/aggregate_metrics", body, {})
         answer.raise_for_status()
         return AggregateMetrics.model_validate(await answer.json())
 
@@ -110,14 +111,9 @@ class SimpleAgent(SimpleResponsesAPIAgent):
                 episode.take_output(call, await self._call_tool(call, episode.cookies))
 
     async def _ask_model(self, episode: Episode, prompt: list[Item]) -> dict[str, Any]:
-        answer = await self.server_client.post(
-            server_name=self.config.model_server.name,
-            url_path="/v1/responses",
-            json={**episode.params, "input": prompt + episode.output},
-            cookies=episode.cookies,
-        )
+        body = {**episode.params, "input": prompt + episode.output}
+        answer = await self._post(self.config.model_server, "/v1/responses", body, episode.cookies)
         answer.raise_for_status()
-        episode.cookies.update(answer.cookies)
         response: dict[str, Any] = await answer.json()
         return response
 
@@ -130,13 +126,11 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             arguments = json.loads(call.get("arguments") or "")
         except (TypeError, ValueError, RecursionError) as error:
             return f"The arguments of this call are not JSON: {error}"
-        answer = await self._post_resources(f"/{name}", arguments, cookies)
+        answer = await self._post(self.config.resources_server, f"/{name}", arguments, cookies)
         return await answer.text()
 
-    async def _post_resources(self, path: str, body: Any, cookies: dict[str, Any]) -> ClientResponse:
-        answer = await self.server_client.post(
-            server_name=self.config.resources_server.name, url_path=path, json=body, cookies=cookies
-        )
+    async def _post(self, server: ServerRef, path: str, body: Any, cookies: dict[str, Any]) -> ClientResponse:
+        answer = await self.server_client.post(server.name, path, json=body, cookies=cookies)
         cookies.update(answer.cookies)
         return answer
 

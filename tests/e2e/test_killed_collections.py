@@ -96,7 +96,7 @@ def test_kill_before_any_change_of_a_file_loses_nothing(runs: Runs) -> None:
         runs.adder.asked.clear()
         return runs.start(fault)
 
-    assert steps_until_it_survives(start, runs) > 20
+    assert 20 < steps_until_it_survives(start, runs) < 100
 
 
 def test_kill_before_any_step_of_mending_a_file_loses_nothing(runs: Runs) -> None:
@@ -109,14 +109,14 @@ def test_kill_before_any_step_of_mending_a_file_loses_nothing(runs: Runs) -> Non
         runs.output.write_bytes(first + second[:40] + b"\n" + third + fourth[:40])
         return runs.resume(fault)
 
-    assert steps_until_it_survives(start, runs) > 10
+    assert steps_until_it_survives(start, runs, most=10) == 10  # all later ones are those of any run
 
 
-def steps_until_it_survives(start: Callable[[Fault], Collector], runs: Runs) -> int:
+def steps_until_it_survives(start: Callable[[Fault], Collector], runs: Runs, most: int = 100) -> int:
     """Kill it before its first change of a file, then before its second, and so on; each is resumed."""
-    for number in range(1, 100):
+    for number in range(1, most + 1):
         if start(partial(die_before_step, number, runs.output.parent)).wait() == 0:
             runs.check_complete()
             return number - 1
         runs.finish()
-    raise AssertionError("too many steps")
+    return most
