@@ -104,7 +104,9 @@ class Recovery:
 
 
 Judge = Callable[[bytes, int], str | None]
-"""Takes a line and the offset it will have; gives None to keep it, or why it cannot stay."""
+"""Takes a line, perhaps with its end, and the offset it will have; gives None to keep it, or why it cannot
+stay."""
+_NEWLINE = 10
 
 
 def recover(path: Path, judge: Judge) -> Recovery:
@@ -117,14 +119,15 @@ def recover(path: Path, judge: Judge) -> Recovery:
     good_end = 0
     """Where the good lines end, in the file as it will be."""
     bad: list[Line] = []
-    for line in read_lines(path):
-        reason = judge(line.data, good_end)
-        if reason is None:
-            good_end += len(line.data) + 1
-            ends_open = not line.is_ended
-        else:
-            bad.append(line)
-            recovery.set_aside.append(SetAside(line.number, reason))
+    with path.open("rb") as file:
+        for number, data in enumerate(file, 1):
+            reason = judge(data, good_end)
+            if reason is None:
+                ends_open = data[-1] != _NEWLINE
+                good_end += len(data) + ends_open
+            else:
+                bad.append(Line(number, file.tell() - len(data), data.removesuffix(b"\n"), True))
+                recovery.set_aside.append(SetAside(number, reason))
     if bad:
         recovery.kept_in = _free_name(path, "torn")
         write_whole(recovery.kept_in, (line.data + b"\n" for line in bad))

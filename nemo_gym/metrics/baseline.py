@@ -86,7 +86,9 @@ def numeric_fields(rollout: Rollout) -> dict[str, float]:
 def _put_numbers(numbers: dict[str, float], fields: Mapping[str, Any]) -> None:
     """Add the fields that are finite numbers; a field that is none hides what has its name already."""
     for name, value in fields.items():
-        if isinstance(value, _NUMBER) and not name.startswith("_ng_"):
+        if isinstance(value, _NUMBER):
+            if name.startswith("_ng_"):
+                continue
             try:
                 number = float(value)
             except OverflowError:  # a whole number beyond every float

@@ -71,11 +71,24 @@ class Columns:
             group: dict[str, Any] = {TASK_INDEX_KEY_NAME: task}
             first = task * size
             inside = [place - first for place in members]
+            if len(inside) == 1:
+                _put_one(group, columns, inside[0])
+                yield group
+                continue
             for labels, column in columns:
                 values = [value for place in inside if (value := column[place]) == value]
                 if values:
                     put_statistics(group, labels, values)
             yield group
+
+
+def _put_one(group: dict[str, Any], columns: list[tuple[Labels, "array[float]"]], place: int) -> None:
+    """What `put_statistics` says of one value: most groups of a large run have no more."""
+    for (mean, largest, smallest, median, std), column in columns:
+        value = column[place]
+        if value == value:
+            group[mean] = group[largest] = group[smallest] = group[median] = value
+            group[std] = 0.0
 
 
 class _Column:

@@ -86,7 +86,7 @@ class RolloutCollectionHelper(BaseModel):
         def take(key: Key, record: Row, _: int) -> None:
             results[packed(key)] = record
 
-        recover_output(output, take)
+        recover_output(output, set(), take)
         lines = [line.data.strip() for line in read_lines(output)]
         past, _ = read_failures(failures_path_for(output))
         settled = {*results, *past.left_alone(max_rollout_attempts())}

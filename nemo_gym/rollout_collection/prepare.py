@@ -181,11 +181,10 @@ class _Resuming:
         owed = prepared.owed
 
         def take(key: Key, record: dict[str, Any], offset: int) -> None:
-            owed.done.add(packed(key))
             prepared.index.add(key, offset)
             prepared.columns[agent_of(record)].add(key.task, key.rollout, numeric_fields(record))
 
-        self._tell(self.output, recover_output(self.output, take))
+        self._tell(self.output, recover_output(self.output, owed.done, take))
         failures = failures_path_for(self.output)
         past, recovery = read_failures(failures)
         self._tell(failures, recovery)
@@ -227,11 +226,12 @@ def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
 def changed_rows(before: Path, now: Path) -> list[str]:
     """What the new plan does not have as the earlier one had it. More rollouts are no change."""
     hashes = {
-        packed(materialized_key(line, before)): (line.offset, hash(line.data)) for line in read_lines(before)
+        packed(materialized_key(line.data, before)): (line.offset, hash(line.data))
+        for line in read_lines(before)
     }
     changes: dict[str, list[Key]] = {}
     for line in read_lines(now):
-        key = materialized_key(line, now)
+        key = materialized_key(line.data, now)
         found = hashes.pop(packed(key), None)
         if found is not None and found[1] != hash(line.data):
             for change in _row_differences(_line_at(before, found[0]), line.data):

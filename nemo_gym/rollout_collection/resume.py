@@ -15,9 +15,9 @@ import orjson
 
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import JournalError
-from nemo_gym.journal import Line, Recovery, read_lines, recover
+from nemo_gym.journal import Recovery, recover
 from nemo_gym.rollout_collection.outcome import OUTAGES, Key, Task
-from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.rollout_collection.rollouts import packed, unpacked
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     NG_FAILURE_CLASS_KEY,
@@ -55,9 +55,11 @@ def agent_of(record: Record) -> str:
     return str(ref.get("name") or "") if isinstance(ref, dict) else ""
 
 
-def recover_output(path: Path, take: Callable[[Key, Record, int], None]) -> Recovery:
-    """Mend what a killed run left of its output; `take` gets each rollout that is whole, and its offset."""
-    seen: set[int] = set()
+def recover_output(path: Path, done: set[int], take: Callable[[Key, Record, int], None]) -> Recovery:
+    """Mend what a killed run left of its output; `take` gets each rollout that is whole, and its offset.
+
+    `done` gets their keys.
+    """
 
     def judge(line: bytes, offset: int) -> str | None:
         try:
@@ -67,9 +69,10 @@ def recover_output(path: Path, take: Callable[[Key, Record, int], None]) -> Reco
         key = key_of(record) if isinstance(record, dict) else None
         if key is None:
             return f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
-        if packed(key) in seen:
+        name = packed(key)
+        if name in done:
             return f"repeats rollout {key}"
-        seen.add(packed(key))
+        done.add(name)
         take(key, record, offset)
         return None
 
@@ -146,9 +149,8 @@ class Owed:
     def count(self) -> None:
         """Fill in the counts from the materialized file; only where they are not known from the planning."""
         done_of_plan = 0
-        for line in read_lines(self.materialized):
+        for name, line in _materialized(self.materialized):
             self.planned += 1
-            name = packed(materialized_key(line, self.materialized))
             if name in self.done:
                 done_of_plan += 1
             elif name in self.left_alone:
@@ -160,41 +162,45 @@ class Owed:
     def tasks(self) -> Iterator[Task]:
         if not self.to_run:
             return
-        for line in read_lines(self.materialized):
-            key = materialized_key(line, self.materialized)
-            name = packed(key)
+        for name, line in _materialized(self.materialized):
             if name in self.done or name in self.left_alone:
                 continue
             row = _row(line, self.materialized)
             attempts = min(self.max_attempts - self.data_attempts.get(name, 0), DATA_ATTEMPTS_A_RUN)
-            yield Task(key, agent_of(row), row[AGENT_REF_KEY_NAME], line.data, attempts)
+            yield Task(unpacked(name), agent_of(row), row[AGENT_REF_KEY_NAME], line.rstrip(b"\n"), attempts)
 
 
 _KEY_AT_END = re.compile(
-    rb',"%s":(\d+),"%s":(\d+)\}' % (TASK_INDEX_KEY_NAME.encode(), ROLLOUT_INDEX_KEY_NAME.encode())
+    rb',"%s":(\d+),"%s":(\d+)\}\n?\Z' % (TASK_INDEX_KEY_NAME.encode(), ROLLOUT_INDEX_KEY_NAME.encode())
 )
 _LONGEST_KEY = 96
 """Bytes within which the key stands at the end of a materialized line."""
 
 
-def materialized_key(line: Line, path: Path) -> Key:
+def _materialized(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every materialized input with its packed key."""
+    with path.open("rb") as file:
+        for line in file:
+            yield packed(materialized_key(line, path)), line
+
+
+def materialized_key(line: bytes, path: Path) -> Key:
     """The key of a materialized input: at its end, where this program wrote it, else wherever it stands."""
-    data = line.data
-    start = data.rfind(b',"_ng_task_index"', -_LONGEST_KEY)
-    found = _KEY_AT_END.fullmatch(data, start) if start >= 0 else None
+    start = line.rfind(b',"_ng_task_index"', -_LONGEST_KEY)
+    found = _KEY_AT_END.match(line, start) if start >= 0 else None
     if found is not None:
         return Key(int(found[1]), int(found[2]))
     key = key_of(_row(line, path))
     if key is None:
-        raise JournalError(f"{path}:{line.number}: the line has no key; start afresh")
+        raise JournalError(f"{path}: a line has no key: {line[:80]!r}; start afresh")
     return key
 
 
-def _row(line: Line, path: Path) -> Record:
+def _row(line: bytes, path: Path) -> Record:
     try:
-        row = parsed(line.data)
+        row = parsed(line)
     except (ValueError, RecursionError) as error:
-        raise JournalError(f"{path}:{line.number}: the line is not JSON ({error}); start afresh") from error
+        raise JournalError(f"{path}: a line is not JSON ({error}): {line[:80]!r}; start afresh") from error
     if not isinstance(row, dict) or not agent_of(row):
-        raise JournalError(f"{path}:{line.number}: the line names no agent; start afresh")
+        raise JournalError(f"{path}: a line names no agent: {line[:80]!r}; start afresh")
     return row

@@ -16,6 +16,10 @@ def packed(key: Key) -> int:
     return key.task << _ROLLOUT_BITS | key.rollout
 
 
+def unpacked(name: int) -> Key:
+    return Key(name >> _ROLLOUT_BITS, name & (1 << _ROLLOUT_BITS) - 1)
+
+
 class OutputIndex:
     """Where each rollout stands in the output: 16 bytes for each."""
 
