@@ -16,10 +16,10 @@ def raise_file_limit() -> None:
 
 
 def collect_garbage_less() -> None:
-    """For a process that plays many rollouts: they leave few cycles, and looking for them costs a tenth.
+    """For a process that plays many rollouts: they leave few cycles, and looking for them costs a fifth.
 
     What is there when it is called stays, and is not looked at again.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
+    gc.set_threshold(100_000, 50, 1000)
