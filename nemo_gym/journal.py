@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from nemo_gym.errors import JournalError
+from nemo_gym.codec import decode_json
+from nemo_gym.errors import InputError, JournalError
 
 
 class Line(NamedTuple):
@@ -37,6 +38,31 @@ def read_lines(path: Path) -> Iterator[Line]:
             is_ended = data.endswith(b"\n")
             yield Line(number, offset, data[:-1] if is_ended else data, is_ended)
             offset += len(data)
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every JSON object of a file with its line number, blank lines left out; any other line is an error."""
+    try:
+        for line in read_lines(path):
+            if line.data.strip():
+                yield line.number, _object(line.data.strip(), f"{path}:{line.number}")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}; check its name and permissions"
+        ) from error
+
+
+def _object(data: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = decode_json(data)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).replace("line 1 ", "")  # it is in the place already, and is not 1
+        raise InputError(f"{place}: not JSON: {reason}; write one JSON object a line") from error
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{place}: a {type(value).__name__}, not a JSON object; write one JSON object a line"
+        )
+    return value
 
 
 class Journal:

@@ -8,18 +8,19 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.codec import encode_json
 from nemo_gym.config import component_roots, find_file
 from nemo_gym.config.roots import expand
 from nemo_gym.config.yaml_file import load_yaml_file
-from nemo_gym.errors import ConfigError, ConfigPathNotFoundError
+from nemo_gym.errors import ConfigError, ConfigPathNotFoundError, JournalError
+from nemo_gym.journal import make_parent, new_file, read_objects
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
 
 if TYPE_CHECKING:
@@ -114,8 +115,13 @@ def materialize_prompts(
     prompt = prompt_config if isinstance(prompt_config, PromptConfig) else load_prompt_config(prompt_config)
     source = _find(input_jsonl_fpath, "input")
     target = _checked_target(output_jsonl_fpath, source)
-    with _new_file(target) as file:
-        return _write_rows(file, source, prompt)
+    try:
+        make_parent(target)
+        with new_file(target) as file:
+            return _write_rows(file, source, prompt)
+    except JournalError as error:
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else str(error)
+        raise ConfigError(f"cannot write {target}: {reason}; choose another output file") from error
 
 
 class _Piece(NamedTuple):
@@ -189,7 +195,7 @@ def _refuse_conflicts(indices: Sequence[int]) -> None:
 def _write_rows(file: IO[bytes], source: Path, prompt: PromptConfig) -> int:
     """One pass: after the first conflict nothing is written, the others are only found."""
     count, conflicts = 0, []
-    for number, row in _rows(source):
+    for number, row in read_objects(source):
         if _has_input(row):
             conflicts.append(count)
         elif not conflicts:
@@ -201,28 +207,6 @@ def _write_rows(file: IO[bytes], source: Path, prompt: PromptConfig) -> int:
     return count
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every row with its line number."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _row(line, f"{path}:{number}")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
-
-
-def _row(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = decode_json(line.strip())
-    except (ValueError, RecursionError) as error:
-        reason = str(error).replace("line 1 ", "")  # it is in the place already, and is not 1
-        raise ConfigError(f"{place}: not JSON: {reason}; write one JSON object a line") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{place}: a {type(row).__name__}, not a JSON object; write one JSON object a line")
-    return row
-
-
 @contextmanager
 def _located(place: str) -> Iterator[None]:
     """Puts the place before the message of an error."""
@@ -230,25 +214,6 @@ def _located(place: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Puts the file in its place when the block ends well; otherwise nothing is left of it."""
-    # The name's end keeps globs for .jsonl away from it.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another output file") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def _checked_target(path: str | Path, source: Path) -> Path:

@@ -11,7 +11,7 @@ Equally: jsonl_fpath=x, ++jsonl_fpath=x, --jsonl_fpath x, --jsonl_fpath=x.
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from typing import Any
 from pydantic import ConfigDict
 
 from nemo_gym.cli.main import discard_output
-from nemo_gym.codec import decode_json
 from nemo_gym.config import parse_arguments, string_fields, validate_fields
 from nemo_gym.config.roots import expand
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, NeMoGymError
+from nemo_gym.journal import read_objects
 from nemo_gym.metrics.baseline import numeric_fields
 from nemo_gym.types import AGENT_REF_KEY_NAME
 
@@ -78,7 +78,7 @@ class AgentMeans:
 def aggregate_results(path: Path) -> dict[str, Any]:
     """Field → mean, or agent → field → mean where there are several agents."""
     agents: dict[str, AgentMeans] = {}
-    for rollout in read_rollouts(path):
+    for _, rollout in read_objects(path):
         agents.setdefault(agent_name(rollout), AgentMeans()).add(rollout)
     if not agents:
         raise ConfigError(f"{path}: there are no rollouts in it; name a file that a collection wrote")
@@ -90,28 +90,6 @@ def agent_name(rollout: Mapping[str, Any]) -> str:
     agent = rollout.get(AGENT_REF_KEY_NAME)
     name = agent.get("name") if isinstance(agent, Mapping) else None
     return name if isinstance(name, str) else NO_AGENT
-
-
-def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Every rollout of a file, one at a time."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield parse_rollout(line, f"{path}:{number}")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check +jsonl_fpath=") from error
-
-
-def parse_rollout(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        rollout = decode_json(line.strip())
-    except (ValueError, RecursionError) as error:
-        reason = str(error).replace("line 1 ", "")  # it is in the place already, and is not 1
-        raise ConfigError(f"{place}: not JSON: {reason}; remove or repair the line") from error
-    if not isinstance(rollout, dict):
-        raise ConfigError(f"{place}: a {type(rollout).__name__}, not a JSON object; remove the line")
-    return rollout
 
 
 def run(arguments: list[str]) -> None:

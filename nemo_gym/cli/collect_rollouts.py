@@ -11,6 +11,7 @@ from itertools import count
 import uvloop
 
 from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.cli.main import discard_output
 from nemo_gym.config import GymConfig, mask_secrets
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.leave import Leaving
@@ -58,8 +59,11 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
     except NeMoGymError as error:
         leaving.within(_LEAVE_S, error.exit_code, f"{type(error).__name__}: {error}\n")
         raise
-    _report(collected, options)
-    sys.stdout.flush()
+    try:
+        _report(collected, options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has had enough; the exit code still tells
+        discard_output()
     exit_code = 0 if collected.ledger.is_complete else 1
     leaving.within(_LEAVE_S, exit_code)
     return exit_code

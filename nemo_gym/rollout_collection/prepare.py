@@ -146,7 +146,9 @@ class _Resuming:
             self.note(f"{self.config.input_jsonl_fpath} is not there; going on with {self.materialized}")
             self._refuse([*changed, *changed_recipe(inputs, recipe)])
             return inputs
-        if isinstance(inputs, dict) and inputs.get("recipe") == recipe:
+        # A run that was killed while it took on a larger plan has not got that far in its manifest.
+        made = (recipe, _digest(self.materialized))
+        if isinstance(inputs, dict) and (inputs.get("recipe"), inputs.get("sha256")) == made:
             self._refuse(changed)
             return inputs
         candidate = self.materialized.with_name(f".{self.materialized.name}.candidate.tmp")
@@ -155,7 +157,7 @@ class _Resuming:
                 plan = materialize(self.config, file.write)
                 self.servers.check_agents(plan.by_agent)
                 _warn_of_repeats(plan, self.note)
-            if plan.digest != _digest(self.materialized):
+            if plan.digest != made[1]:
                 self._refuse([*changed, *changed_rows(self.materialized, candidate)])
                 candidate.replace(self.materialized)
             else:

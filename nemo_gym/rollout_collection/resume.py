@@ -31,6 +31,8 @@ DATA_ATTEMPTS_A_RUN = 2
 
 Record = dict[str, Any]
 
+_NO_KEY = f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
+
 
 def parsed(line: bytes) -> Any:
     """A line as data; raises ValueError where it is torn."""
@@ -38,6 +40,15 @@ def parsed(line: bytes) -> Any:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
         return decode_json(line)
+
+
+def _record(line: bytes) -> Record | str:
+    """The object of a line, or what is wrong with it."""
+    try:
+        record = parsed(line)
+    except (ValueError, RecursionError):
+        return "is torn"
+    return record if isinstance(record, dict) else _NO_KEY
 
 
 def key_of(record: Record) -> Key | None:
@@ -62,13 +73,12 @@ def recover_output(path: Path, done: set[int], take: Callable[[Key, Record, int]
     """
 
     def judge(line: bytes, offset: int) -> str | None:
-        try:
-            record = parsed(line)
-        except (ValueError, RecursionError):
-            return "is torn"
-        key = key_of(record) if isinstance(record, dict) else None
+        record = _record(line)
+        if isinstance(record, str):
+            return record
+        key = key_of(record)
         if key is None:
-            return f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
+            return _NO_KEY
         name = packed(key)
         if name in done:
             return f"repeats rollout {key}"
@@ -112,13 +122,12 @@ def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
     past = PastFailures()
 
     def judge(line: bytes, _: int) -> str | None:
-        try:
-            record = parsed(line)
-        except (ValueError, RecursionError):
-            return "is torn"
-        key = key_of(record) if isinstance(record, dict) else None
+        record = _record(line)
+        if isinstance(record, str):
+            return record
+        key = key_of(record)
         if key is None:
-            return "has no key"
+            return _NO_KEY
         past.take(key, record)
         return None
 
