@@ -32,8 +32,8 @@ class EndpointLimit:
     FIRST = 16.0
 
     def __init__(self, ceiling: int) -> None:
-        self._ceiling = float(ceiling)
-        self.limit = min(self.FIRST, self._ceiling)
+        self.ceiling = float(ceiling)
+        self.limit = min(self.FIRST, self.ceiling)
         self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_probing = True
@@ -63,7 +63,7 @@ class EndpointLimit:
                 self._is_probing = False
                 self._decreased_at = time.monotonic()
         elif answered and 2 * (self.in_flight + 1) >= self.limit:  # only a limit in use is worth raising
-            self.limit = min(self._ceiling, self.limit + (1.0 if self._is_probing else 1.0 / self.limit))
+            self.limit = min(self.ceiling, self.limit + (1.0 if self._is_probing else 1.0 / self.limit))
         self._wake()
 
     def _wake(self) -> None:
@@ -88,6 +88,7 @@ class EndpointLimits:
         limit = self.by_origin.get(origin)
         if limit is None:
             limit = self.by_origin[origin] = EndpointLimit(self.ceiling)
+        limit.ceiling = float(self.ceiling)  # a later run may allow more
         return limit
 
 
@@ -166,7 +167,9 @@ class Activity:
     def header(self) -> str:
         """What goes along with a call to another process."""
         ceiling = self.limits.ceiling if self.limits is not None else 0
-        return f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:g}"
+        return (
+            f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:.3f}"
+        )
 
     def left_s(self) -> float | None:
         """Until the try is given up; None where that is nobody's decision."""

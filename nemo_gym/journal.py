@@ -107,6 +107,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_synced = False  # a sync in another thread may not be over
         try:
             self.sync()
         finally:

@@ -89,8 +89,10 @@ def _obey_signals(collection: Collection, leaving: Leaving) -> None:
 
 def _stop(collection: Collection, number: signal.Signals) -> None:
     name = "Ctrl-C" if number == signal.SIGINT else number.name
+    is_first = not collection.is_stopping
     collection.stop(name)
-    print(f"\n{name}: stopping; once more leaves at once.", file=sys.stderr)
+    told = "letting what runs finish for 5 s; once more leaves at once" if is_first else "leaving"
+    print(f"\n{name}: {told}.", file=sys.stderr)
 
 
 def _report(collected: Collected, options: CollectRolloutsConfig) -> None:
@@ -116,7 +118,9 @@ def _report(collected: Collected, options: CollectRolloutsConfig) -> None:
         if path.exists() and (what != "Aggregate metrics" or collected.key_metrics is not None):
             print(f"{what}: {path}")
     if not ledger.is_complete:
-        print(f"Not all rollouts succeeded. {_RESUME}")
+        left_alone = ledger.left_alone.total()
+        again = _RESUME if ledger.succeeded + left_alone < ledger.planned else ""
+        print(f"Not all rollouts succeeded. {again}".rstrip())
 
 
 def _dry_run(options: CollectRolloutsConfig) -> int:

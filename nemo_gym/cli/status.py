@@ -10,7 +10,7 @@ from nemo_gym.cli.table import table
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
-from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import fetch_text
 from nemo_gym.rollout_collection.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
@@ -29,6 +29,11 @@ def run(config: GymConfig, options: StatusConfig) -> int:
     try:
         servers = _servers(head)
     except HeadServerUnreachableError as error:
+        if not collections and options.output_jsonl_fpath is not None:
+            raise ConfigError(
+                f"no collection is running into {options.output_jsonl_fpath}; its manifest and its failures "
+                "file, beside it, say how the last one ended"
+            ) from error
         if not collections:
             raise HeadServerUnreachableError(
                 f"{error}. No collection is running below this folder either; name the output of one "

@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import Any
 
 import aiohttp
-from multidict import CIMultiDict
+from multidict import CIMultiDict, istr
 
 from nemo_gym.activity import Activity, EndpointLimit, current_activity
 from nemo_gym.codec import encode_json
@@ -69,6 +69,8 @@ _NEVER_SENT = (
     aiohttp.ClientConnectionResetError,
     aiohttp.ConnectionTimeoutError,
 )
+_FRAMING = [istr(name) for name in ("Host", "Content-Length", "Transfer-Encoding", "Connection")]
+"""Headers that the lean client writes itself; who sets one wants aiohttp's way."""
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 
 _LARGE = 2**20
@@ -97,7 +99,8 @@ async def request(
         sent_headers["Cookie"] = cookie_header(cookies)
     activity = current_activity.get() if retry.statuses else None
     slots = activity.limits.of(url) if activity is not None and activity.limits is not None else None
-    target = None if params or options or timeout_s is not None else target_of(url)
+    is_plain = not (params or options or timeout_s is not None or method.upper() == "HEAD")
+    target = target_of(url) if is_plain and not any(name in sent_headers for name in _FRAMING) else None
     pool = shared_pool() if target is not None and (data is None or isinstance(data, bytes)) else None
     if pool is not None and target is not None:
 

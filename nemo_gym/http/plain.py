@@ -22,9 +22,9 @@ import httptools
 from aiohttp.client_reqrep import ConnectionKey
 
 CONNECT_S = 30.0
-KEEP_ALIVE_S = 15.0
-"""How long an idle connection is kept: shorter than a server does, so that it is never the server who closes
-it at the moment a request goes out on it."""
+KEEP_ALIVE_S = 4.0
+"""How long an idle connection is kept: shorter than servers do (uvicorn: 5 s), so that it is not the server
+who closes it at the moment a request goes out on it."""
 
 _PLAIN_URL = re.compile(
     r"http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?"
@@ -71,7 +71,8 @@ class _Connection(asyncio.Protocol):
         self._transport: Any = None
         self._waiting: asyncio.Future[Answer] | None = None
         self.idle_since = 0.0
-        self.on_message_begin()
+        self._is_in_message = False
+        self._forget_answer()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -102,10 +103,15 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._waiting is None:  # nobody asked: whatever it is, it is not an answer
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(aiohttp.ClientPayloadError(f"the answer is not HTTP: {error}"))
+        if self._waiting is None and self._is_in_message:  # more than the answer came
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._pool.forget(self, self._place)
@@ -117,6 +123,10 @@ class _Connection(asyncio.Protocol):
             self._fail(aiohttp.ServerDisconnectedError())
 
     def on_message_begin(self) -> None:
+        self._is_in_message = True
+        self._forget_answer()
+
+    def _forget_answer(self) -> None:
         self._headers: list[tuple[str, str]] = []
         self._parts: list[bytes] = []
         self._coding = b""
@@ -139,6 +149,7 @@ class _Connection(asyncio.Protocol):
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
+        self._is_in_message = False
         if self._parser.get_status_code() < 200:  # `100 Continue` and the like: the answer is yet to come
             self._has_head = False
             return
@@ -160,6 +171,7 @@ class _Connection(asyncio.Protocol):
             waiting.set_exception(aiohttp.ClientPayloadError(f"the answer cannot be decoded: {error}"))
         else:
             waiting.set_result(Answer(self._parser.get_status_code(), self._headers, body))
+        self._forget_answer()  # an idle connection keeps nothing
 
     def _fail(self, error: aiohttp.ClientError) -> None:
         waiting, self._waiting = self._waiting, None
@@ -207,8 +219,11 @@ class PlainPool:
         return connection
 
     def put_back(self, connection: _Connection, place: tuple[str, int]) -> None:
-        connection.idle_since = time.monotonic()
-        self._idle[place].append(connection)
+        connection.idle_since = now = time.monotonic()
+        idle = self._idle[place]
+        while idle and idle[0].idle_since < now - KEEP_ALIVE_S:  # the longest unused stand first
+            idle.pop(0).close()
+        idle.append(connection)
 
     def forget(self, connection: _Connection, place: tuple[str, int]) -> None:
         self.open_ones.discard(connection)
@@ -233,6 +248,8 @@ def _head(method: str, target: Target, headers: tuple[tuple[str, str], ...]) -> 
 
 def _decoded(coding: bytes, body: bytes) -> bytes:
     """We ask for no compression; some compress all the same."""
+    if not body:
+        return body
     if coding == b"gzip":
         return zlib.decompress(body, 16 + zlib.MAX_WBITS)
     return zlib.decompress(body) if coding == b"deflate" else body

@@ -16,6 +16,7 @@ from nemo_gym.activity import Activity, EndpointLimits, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import redact
+from nemo_gym.errors import ConfigError
 from nemo_gym.http import ClientResponse, ServerCallError, retry_after_s
 from nemo_gym.metrics.baseline import numeric_fields
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
@@ -58,7 +59,8 @@ class Attempt:
                 return self._refused(task, response)
             return await self._outcome(task, response)
         except Exception as error:  # the boundary of a rollout: every failure is an outcome
-            is_outage = isinstance(error, aiohttp.ClientError | OSError)  # TimeoutError is an OSError
+            # TimeoutError is an OSError; a ConfigError of the client says nothing about the row.
+            is_outage = isinstance(error, aiohttp.ClientError | OSError | ConfigError)
             kind = "infrastructure" if is_outage else "data"
             return self._failure(task, kind, type(error).__name__, str(error) or repr(error))
 

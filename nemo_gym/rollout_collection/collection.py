@@ -8,14 +8,14 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
 from nemo_gym.config import dump_config, mask_secrets, secret_values
-from nemo_gym.errors import JournalError, NeMoGymError
+from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
 from nemo_gym.http import RetryPolicy
 from nemo_gym.journal import Journal
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
@@ -55,7 +55,6 @@ class Collected:
     """Why it ended before all was run."""
     key_metrics: dict[str, dict[str, Any]] | None = None
     """By agent; None where nothing was aggregated."""
-    notices: list[str] = field(default_factory=list)
 
 
 class Recorder:
@@ -87,12 +86,13 @@ class Recorder:
             return  # it cannot be written, so it was not run
         try:
             self._write(outcome)
-        except JournalError as error:
-            self.trouble = error
+            self.ledger.take(outcome)
+            self.progress.take(outcome)
+        except Exception as error:  # the boundary of the record: a run that cannot keep count must stop
+            known = error if isinstance(error, JournalError) else None
+            self.trouble = known or JournalError(f"cannot record {outcome.key}: {error!r}")
             self.on_trouble()
             return
-        self.ledger.take(outcome)
-        self.progress.take(outcome)
         if isinstance(outcome, Failure) and not self.is_over_budget:
             self._check_budget()
 
@@ -128,6 +128,10 @@ class Collection:
         self._executor: Executor | None = None
         self._opening: asyncio.Timeout | None = None
         self._stopped_by: str | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped_by is not None
 
     def stop(self, why: str) -> None:
         """End early: what runs may go on for some seconds; asked a second time, leave at once."""
@@ -167,9 +171,13 @@ class Collection:
             try:
                 async with asyncio.timeout(None) as self._opening:
                     client = await opened.enter_async_context(self._servers.open())
-            except TimeoutError:  # stopped before it began
-                return None
-        executor = self._executor = open_executor(self._config, self._servers, client)
+            except TimeoutError:
+                if self._stopped_by is None:
+                    raise
+                return None  # stopped before it began
+            finally:
+                self._opening = None
+        executor = self._executor = open_executor(self._config, self._servers, client, prepared.owed.to_run)
         recorder.in_flight = executor.in_flight
         recorder.on_trouble = lambda: executor.stop(0.0)
         try:
@@ -246,7 +254,9 @@ def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[st
     return lambda: (record for record in rollouts if agent_of(record) == agent)
 
 
-def open_executor(config: RolloutCollectionConfig, servers: Servers, client: ServerClient | None) -> Executor:
+def open_executor(
+    config: RolloutCollectionConfig, servers: Servers, client: ServerClient | None, to_run: int
+) -> Executor:
     """The executor that the configuration asks for; the local one needs the client of open servers."""
     longest_s = max(_LONGEST_BACKOFF_S, config.retry_backoff_s)
     retry = RetryPolicy(config.max_attempts, config.retry_backoff_s, longest_s, _RETRY_TOTAL_S)
@@ -257,30 +267,41 @@ def open_executor(config: RolloutCollectionConfig, servers: Servers, client: Ser
         secrets = secret_values(servers.values)
         attempt = Attempt(client, config.call_timeout_s, config.rollout_timeout_s, limits, secrets)
         return LocalExecutor(attempt, policy, config.parallel)
+    if servers.running is not None and servers.running.is_local:
+        raise ConfigError(
+            "executor=processes cannot use servers that are open in this process; use executor=local, or "
+            "ng_collect_rollouts with '+config_paths=[…]'"
+        )
     setup = WorkerSetup(
         dump_config(servers.config()), servers.to_host is not None, policy, config.call_timeout_s, ceiling
     )
     workers = config.num_workers or len(os.sched_getaffinity(0))
-    return ProcessExecutor(setup, workers, config.parallel)
+    return ProcessExecutor(setup, min(workers, to_run), config.parallel)
 
 
 @asynccontextmanager
 async def _ticking(tick: Callable[[], Any]) -> AsyncIterator[None]:
     """`tick` runs every second meanwhile."""
 
+    is_over = asyncio.Event()
+
     async def run() -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            await tick()
+        while not is_over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await is_over.wait()
+                    return
+            try:
+                await tick()
+            except Exception:  # the boundary of what is only news; the next tick syncs again
+                logger.exception("progress")
 
     ticking = asyncio.create_task(run())
     try:
         yield
     finally:
-        ticking.cancel()
-        await asyncio.wait({ticking}, timeout=10)
-        if not ticking.cancelled() and ticking.done() and (error := ticking.exception()) is not None:
-            logger.error("progress: %r", error)
+        is_over.set()  # not cancelled: a sync that goes on must end before the file is closed
+        await asyncio.wait({ticking}, timeout=30)
 
 
 def described(config: RolloutCollectionConfig, servers: Servers) -> list[str]:
@@ -294,11 +315,13 @@ def described(config: RolloutCollectionConfig, servers: Servers) -> list[str]:
         f"overrides {mask_secrets(overrides)}" if (overrides := config.responses_create_params) else "",
         f"prompt {config.prompt_config}" if config.prompt_config else "",
     ]
-    workers = f", {config.num_workers or len(os.sched_getaffinity(0))} worker processes"
+    workers = f"{config.num_workers or len(os.sched_getaffinity(0))} worker processes"
+    where = servers.where
+    if config.executor == "processes":
+        where = f"hosted in each of {workers}" if servers.to_host is not None else f"{where}, {workers}"
     adaptive = ", adaptive" if config.adaptive_concurrency else ""
     return [
         f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
         + ", ".join(part for part in parts if part),
-        f"At most {config.parallel} rollouts in flight{adaptive}; servers {servers.where}"
-        + (workers if config.executor == "processes" else ""),
+        f"At most {config.parallel} rollouts in flight{adaptive}; servers {where}",
     ]

@@ -8,6 +8,7 @@ from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 
 _FEWEST = 20
 """Rollouts that must have been started before a share of them says anything."""
+_LONGEST_CAUSE = 200
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Ledger:
 
     def _note(self, failure: Failure) -> None:
         status = f" {failure.status}" if failure.status is not None else ""
-        cause = f"{failure.failure_class}: {failure.error_type}{status}: {failure.message[:160]}"
+        cause = f"{failure.failure_class}: {failure.error_type}{status}: {_brief(failure.message)}"
         if cause in self.causes or len(self.causes) < 1000:
             self.causes[cause] += 1
 
@@ -87,3 +88,9 @@ class Ledger:
     def worst(self, number: int = 5) -> list[str]:
         """The most frequent causes, each with its count."""
         return [f"{count} x {cause}" for cause, count in self.causes.most_common(number)]
+
+
+def _brief(message: str) -> str:
+    """The end of a long message: an error that came through several servers has its cause there."""
+    text = message.replace("\\", "")
+    return text if len(text) <= _LONGEST_CAUSE else f"… {text[-_LONGEST_CAUSE:]}"

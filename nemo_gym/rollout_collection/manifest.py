@@ -10,7 +10,7 @@ from typing import Any
 
 import nemo_gym
 from nemo_gym.codec import decode_json
-from nemo_gym.config import mask_secrets
+from nemo_gym.config import MASK, mask_secrets, redact
 from nemo_gym.config.instances import instance_names
 from nemo_gym.config.plain import plain_data
 from nemo_gym.config.secrets import is_secret_key
@@ -49,7 +49,9 @@ _MISSING = object()
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
-    text = repr(values[key]) if key in values else "not set"
+    if key not in values:
+        return "not set"
+    text = MASK if is_secret_key(key.rpartition(".")[2]) else redact(repr(values[key]))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -90,11 +92,6 @@ class Manifest:
                 "servers": server_settings(values, with_endpoints=True),
             },
         )
-
-    @property
-    def digest(self) -> str | None:
-        inputs = self.data.get("materialized_inputs")
-        return inputs.get("sha256") if isinstance(inputs, dict) else None
 
     def resumed(self, earlier: "Manifest | None") -> "Manifest":
         """This run as one that carries on an earlier one."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.codec import decode_json
-from nemo_gym.config import component_roots, find_file
+from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.config import component_roots, find_file, mask_secrets
 from nemo_gym.errors import InputError
 from nemo_gym.prompt import load_prompt_config
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
@@ -23,6 +23,7 @@ _PLAN_FIELDS = (
 )
 """The settings that a plan depends on, besides the content of the two files."""
 INPUT_DIGEST = "input_sha256"
+RECIPE_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,14 @@ def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[Plann
 
 
 def recipe_of(config: RolloutCollectionConfig) -> dict[str, Any]:
-    """What a plan is made of: the same recipe makes the same plan."""
+    """What a plan is made of, secrets hidden: the same recipe makes the same plan."""
     settings = config.model_dump(include=set(_PLAN_FIELDS))
     files = {INPUT_DIGEST: _file_digest(find_input(config))}
     if config.prompt_config is not None:
         files["prompt_sha256"] = _file_digest(find_file(config.prompt_config, component_roots()))
-    return {**settings, **files}
+    recipe = {**settings, **files}
+    # Of the settings as they are: a secret that changes is a change too.
+    return {**mask_secrets(recipe), RECIPE_DIGEST: hashlib.sha256(encode_json(recipe)).hexdigest()}
 
 
 def _file_digest(path: Path | None) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.config import mask_secrets, max_rollout_attempts
+from nemo_gym.config import max_rollout_attempts
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
 from nemo_gym.metrics.baseline import numeric_fields
@@ -23,6 +23,7 @@ from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.materialize import (
     INPUT_DIGEST,
+    RECIPE_DIGEST,
     Materialized,
     find_input,
     materialize,
@@ -101,7 +102,7 @@ def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note)
         names = ", ".join(path.name for path in moved)
         note(f"An earlier run's files are set aside: {names} (+resume_from_cache=true carries it on instead)")
     manifest = Manifest.new(manifest_path_for(output), config.model_dump(), servers.values)
-    manifest.data["materialized_inputs"] = plan.as_data(mask_secrets(recipe_of(config)))
+    manifest.data["materialized_inputs"] = plan.as_data(recipe_of(config))
     owed = Owed(
         materialized, max_attempts=max_rollout_attempts(), by_agent=plan.by_agent, planned=plan.planned
     )
@@ -141,7 +142,7 @@ class _Resuming:
     def _checked_inputs(self, earlier: Manifest | None, changed: list[str]) -> Any:
         """The plan that this run goes by; what differs from the earlier run's is refused."""
         inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
-        recipe = mask_secrets(recipe_of(self.config))
+        recipe = recipe_of(self.config)
         if find_input(self.config) is None:
             self.note(f"{self.config.input_jsonl_fpath} is not there; going on with {self.materialized}")
             self._refuse([*changed, *changed_recipe(inputs, recipe)])
@@ -201,7 +202,8 @@ class _Resuming:
         if owed.left_alone_by_class:
             self.note(
                 f"{owed.left_alone_by_class.total()} rollouts are left alone: their failures have used up "
-                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={owed.max_attempts} or are final"
+                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={owed.max_attempts} (a larger number tries them again), "
+                "or are final"
             )
         done = owed.planned - owed.to_run - owed.left_alone_by_class.total()
         self.note(f"Resuming: {owed.planned} rollouts planned, {done} done, {owed.to_run} left")
@@ -219,7 +221,11 @@ def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
     if not isinstance(before, dict):
         return []
     settings = (
-        {key: value for key, value in flattened(recipe) if key != INPUT_DIGEST and value != {}}
+        {
+            key: value
+            for key, value in flattened(recipe)
+            if key not in (INPUT_DIGEST, RECIPE_DIGEST) and value != {}
+        }
         for recipe in (before, now)
     )
     return differences(*settings)

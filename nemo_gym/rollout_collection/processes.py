@@ -27,8 +27,12 @@ STARTUP_S = 300.0
 """Until a worker's servers are ready. Generous: some load models first."""
 SILENCE_S = 30.0
 """How long a worker may say nothing, on top of a rollout's time: it reports every second unless it hangs."""
-_FRUITLESS_DEATHS = 3
-"""Deaths of one worker in a row, without a rollout between them, that end the run."""
+_DEATHS_IN_A_ROW = 10
+"""Deaths of workers, without an outcome between them, that end the run: no worker can live."""
+_DEATHS_OF_A_TASK = 3
+"""Deaths of workers that played a task, the last of them nothing else, after which it is a failure."""
+ENDING_S = 30.0
+"""How long a worker may take to shut its servers down when nothing is left to do."""
 _HINT = "What was recorded is safe: go on with +resume_from_cache=true"
 
 
@@ -44,7 +48,6 @@ class _Worker:
     in_flight: dict[Key, Task] = field(default_factory=dict)
     state: ExecutorState = field(default_factory=ExecutorState)
     is_ready: bool = False
-    fruitless_deaths: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -73,6 +76,8 @@ class ProcessExecutor:
         self._owed: deque[Task] = deque()
         """Tasks whose worker died."""
         self._deaths: dict[Key, int] = {}
+        self._deaths_in_a_row = 0
+        """Without an outcome between them."""
         self._grace_s: float | None = None
         self._tasks: Iterator[Task] = iter(())
         self._settle: Settle = lambda outcome: None
@@ -170,6 +175,8 @@ class ProcessExecutor:
         except TimeoutError:
             raise WorkerError(f"worker {worker.number} is not ready after {STARTUP_S:g} s; {_HINT}") from None
         if kind == "error":
+            if self._is_over():  # the others have done it all meanwhile
+                return
             raise WorkerError(str(content))
         worker.is_ready = True
         self._feed(worker)
@@ -180,8 +187,8 @@ class ProcessExecutor:
             if kind == "state":
                 worker.state = content
             elif kind == "outcomes":
+                self._deaths_in_a_row = 0
                 for outcome in content:
-                    worker.fruitless_deaths = 0
                     if worker.in_flight.pop(outcome.key, None) is not None:
                         self._settle(outcome)
                 self._feed(worker)
@@ -190,26 +197,38 @@ class ProcessExecutor:
         """Give a worker as much as it may have; tell all to end when nothing is left anywhere."""
         tasks: list[Task] = []
         while self._grace_s is None and len(worker.in_flight) < worker.share:
+            if self._owed and self._is_suspect(self._owed[0]) and worker.in_flight:
+                break  # it gets a worker to itself, so that it takes no others down with it
             task = self._owed.popleft() if self._owed else next(self._tasks, None)
             if task is None:
                 self._all_taken = True
                 break
             worker.in_flight[task.key] = task
             tasks.append(task)
+            if self._is_suspect(task):
+                break
         if tasks:
             worker.send("tasks", tasks)
         elif self._all_taken and not any(other.in_flight for other in self._workers):
             for other in self._workers:
-                other.send("end", None)
+                if other.is_ready:
+                    other.send("end", None)
+                    asyncio.get_running_loop().call_later(ENDING_S, self._end, other)
+                else:
+                    self._end(other)
+
+    def _is_suspect(self, task: Task) -> bool:
+        """Whether workers have died of it, or of one that they played beside it."""
+        return self._deaths.get(task.key, 0) >= 2
 
     def _take_back(self, worker: _Worker) -> None:
         """A worker died: what it had is owed again, by whoever is free first."""
         code = worker.process.returncode if worker.process is not None else None
-        worker.fruitless_deaths += 1
-        if worker.fruitless_deaths > _FRUITLESS_DEATHS:
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > _DEATHS_IN_A_ROW:
             raise WorkerError(
-                f"worker {worker.number} died {worker.fruitless_deaths} times in a row without finishing a "
-                f"rollout (exit code {code}); its output above says why. {_HINT}"
+                f"workers died {self._deaths_in_a_row} times in a row without finishing a rollout (the last, "
+                f"worker {worker.number}, with exit code {code}); their output above says why. {_HINT}"
             )
         owed, worker.in_flight = worker.in_flight, {}
         logger.warning(
@@ -217,7 +236,7 @@ class ProcessExecutor:
         )
         for key, task in owed.items():
             self._deaths[key] = deaths = self._deaths.get(key, 0) + 1
-            if deaths >= self._setup.policy.retry.attempts:
+            if deaths >= min(self._setup.policy.retry.attempts, _DEATHS_OF_A_TASK):
                 message = f"{deaths} worker processes died while they played this rollout"
                 self._settle(
                     Failure(key, task.agent_ref, "infrastructure", "WorkerDied", message, attempts=deaths)

@@ -70,7 +70,7 @@ class Servers:
         if missing:
             hint = did_you_mean(missing[0], known)
             raise ConfigError(
-                f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint}. "
+                f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint} "
                 "Name one with +agent_name=<name>, or the files that define it with '+config_paths=[…]'"
             )
 

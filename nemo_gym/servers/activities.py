@@ -46,7 +46,9 @@ class Activities:
         current_activity.set(activity)  # every request has a context of its own
         self._running[activity] = None
         try:
-            with Deadline(activity.left_s()):
+            left_s = activity.left_s()
+            # A moment more than the caller waits: whose deadline it is should find out first.
+            with Deadline(None if left_s is None else left_s + 1.0):
                 await self._app(scope, receive, send)
         except TimeoutError:  # the caller has given it up too
             logger.warning("rollout %s: %s was not done in time", activity.rollout, scope["path"])

@@ -148,7 +148,7 @@ def test_second_ctrl_c_leaves_at_once(runs: Runs, settings: dict[str, object]) -
     collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) >= 4)
     workers = children_of(collector.pid)
     collector.send(signal.SIGINT)
-    collector.wait_until(lambda: "Ctrl-C: stopping; once more leaves at once" in collector.output)
+    collector.wait_until(lambda: "once more leaves at once" in collector.output)
     collector.send(signal.SIGINT)
     began = time.monotonic()
     assert collector.wait(30) == 1
@@ -289,7 +289,7 @@ def test_worker_that_cannot_live_ends_the_run_with_what_to_do(runs: Runs) -> Non
                 os.kill(worker, signal.SIGKILL)
                 deaths += 1
     assert collector.wait() == 1
-    assert "WorkerError: worker " in collector.output and "+resume_from_cache=true" in collector.output
+    assert "WorkerError: workers died " in collector.output and "+resume_from_cache=true" in collector.output
     runs.adder.trouble = no_trouble
     runs.finish()
 

@@ -96,6 +96,16 @@ def test_verifier_that_hangs_is_a_failed_rollout(runs: Runs, hosting: str) -> No
     behave(runs)
 
 
+def test_rollout_that_kills_its_worker_fails_alone(runs: Runs) -> None:
+    runs = unruly(runs, "import os\nasync def die(self): os._exit(9)\nServer.misbehave = die\n")
+    collector = runs.start(**PROCESSES)
+    assert collector.wait() == 1, collector.output
+    [failure] = runs.failures
+    assert failure["_ng_task_index"] == 3 and failure["error_type"] == "WorkerDied"
+    assert runs.check_ledger()["succeeded"] == 11
+    behave(runs)
+
+
 def test_tool_that_hangs_is_tried_again(runs: Runs) -> None:
     async def stall_once(number: int, times: int) -> Output | None:
         return [function_call("stall")] if number == 5 and times == 1 else None
@@ -196,7 +206,7 @@ def test_second_ctrl_c_leaves_an_event_loop_that_is_blocked(runs: Runs, hosting:
     collector.wait_until(lambda: "blocked\n" in collector.output)
     collector.send(signal.SIGINT)
     if hosting == "processes":
-        collector.wait_until(lambda: "Ctrl-C: stopping" in collector.output)
+        collector.wait_until(lambda: "once more leaves" in collector.output)
         collector.send(signal.SIGINT)
     else:  # it cannot say that it heard: whoever waits presses the keys again and again
         assert wait_until(lambda: collector.send(signal.SIGINT) or not collector.is_running, 20)

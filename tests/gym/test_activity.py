@@ -103,3 +103,11 @@ def test_who_gives_up_waiting_for_a_slot_takes_none() -> None:
         assert limit.in_flight == 1
 
     asyncio.run(give_up())
+
+
+def test_a_later_run_may_raise_the_ceiling_of_a_server_process() -> None:
+    limits = EndpointLimits(0)
+    assert activity_from("0:0 1 0 8 0", limits) is not None
+    assert limits.of("http://endpoint/v1").ceiling == 8
+    assert activity_from("0:0 1 0 512 0", limits) is not None
+    assert limits.of("http://endpoint/v1").ceiling == 512

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 import pytest
 
+from nemo_gym.http import request
 from nemo_gym.http.plain import Answer, PlainPool, target_of
 from tests.gym.http.raw_server import RawServer, answer, serving
 
@@ -47,8 +48,9 @@ def played(script: list[bytes | None], act: Callable[[PlainPool, RawServer], Awa
         (answer(500, b"no"), 500, b"no"),
         (answer(200, gzip.compress(b"small"), "Content-Encoding: gzip"), 200, b"small"),
         (answer(200, zlib.compress(b"small"), "content-encoding: Deflate"), 200, b"small"),
+        (answer(200, b"", "Content-Encoding: gzip"), 200, b""),
     ],
-    ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate"],
+    ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate", "empty gzip"],
 )
 def test_every_form_of_answer_is_read(reply: bytes, status: int, body: bytes) -> None:
     async def act(pool: PlainPool, server: RawServer) -> None:
@@ -150,6 +152,72 @@ def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
             await asyncio.sleep(0.1)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", answer(200, b"stray"), b"\0"])
+def test_what_comes_after_an_answer_is_nobodys(more: bytes) -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        assert (await post(pool, server)).body == b"first"
+        assert (await post(pool, server)).body == b"mine"
+
+    played([answer(200, b"first") + more, answer(200, b"mine")], act)
+
+
+def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer(200, b"mine"))
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\n")
+            await asyncio.sleep(0.1)
+            writer.close()
+
+        pool = PlainPool()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            target = target_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
+            assert target is not None
+            assert (await pool.request("GET", target, [], b"")).body == b"mine"
+            await asyncio.sleep(0.05)
+            assert (await pool.request("GET", target, [], b"")).body == b"mine"
+            pool.close()
+            await asyncio.sleep(0.15)
+
+    asyncio.run(run())
+
+
+def test_idle_connections_keep_no_answer_and_old_ones_go() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        await asyncio.gather(*(post(pool, server) for _ in range(4)))
+        for connection in pool.open_ones:
+            assert not connection._parts and not connection._headers
+            connection.idle_since -= 60
+        await asyncio.gather(post(pool, server), post(pool, server))
+        await asyncio.sleep(0.01)
+        assert len(pool.open_ones) == 2
+
+    played([answer(200)], act)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "other"}, {"content-length": "2"}, {"CONNECTION": "close"}])
+def test_who_sets_the_framing_headers_gets_them_once(headers: dict[str, str]) -> None:
+    async def run() -> bytes:
+        async with serving(answer(200)) as server:
+            assert (await request("POST", server.url, json={}, headers=headers)).ok
+            return server.requests[0].lower()
+
+    name = next(iter(headers)).lower().encode()
+    assert asyncio.run(run()).count(b"\r\n" + name + b":") == 1
+
+
+def test_a_head_request_has_no_body_to_wait_for() -> None:
+    async def run() -> int:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+        async with serving(head) as server, asyncio.timeout(10):
+            return (await request("HEAD", server.url)).status
+
+    assert asyncio.run(run()) == 200
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\nb", "a\0b"])
