@@ -92,6 +92,10 @@ class ScriptedEndpoint:
         self._ready.set()
         self._loop.run_forever()
         self._loop.run_until_complete(self._stop())
+        hanging = asyncio.all_tasks(self._loop)
+        for task in hanging:  # scripts may hang for ever
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*hanging, return_exceptions=True))
         self._loop.close()
 
     async def _start(self) -> None:

@@ -79,14 +79,15 @@ def test_output_that_cannot_be_written_stops_before_anything_is_asked(runs: Runs
 
 
 def test_second_collector_on_the_same_output_is_refused_and_the_first_goes_on(runs: Runs) -> None:
-    runs.adder.trouble = slow
+    runs.adder.trouble = gate = Gate(6)
     first = runs.start(num_samples_in_parallel=1)
-    first.wait_until(lambda: bool(runs.recorded()))
+    first.wait_until(lambda: gate.waiting == 1)
     for second in (runs.start(), runs.resume()):
         assert second.wait() == 2
         assert f"process {first.pid} on " in second.output
         assert "is collecting into results/rollouts.jsonl" in second.output
         assert "Traceback" not in second.output
+    gate.open()
     assert first.wait() == 0
     runs.check_complete()
     assert runs.adder.asked.total() == 12
@@ -117,7 +118,7 @@ def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> 
     collector = runs.start(num_samples_in_parallel=4)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
     collector.send(signal.SIGTERM)
-    collector.wait_until(lambda: "SIGTERM: stopping" in collector.output)
+    collector.wait_until(lambda: "SIGTERM: letting what runs finish" in collector.output)
     gate.open()
     assert collector.wait() == 1
     assert "Stopped early: SIGTERM" in collector.output
