@@ -23,8 +23,6 @@ FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:-]+")
 """Names that a cookie can have; one with another is passed over."""
-_NOT_THE_TASKS_FAULT = (401, 403, 404)
-"""What an endpoint answers to every request alike: the wrong key, the wrong address, the wrong model."""
 _NO_ATTRIBUTES = dict(Morsel())
 _URL_USER = re.compile(r"//[^/?#]*@")
 
@@ -156,11 +154,6 @@ def _rebuilt(
 
 class EndpointError(ServerCallError):
     """A model endpoint outside answered with an error; a model server hands its status and body on."""
-
-    def __init__(self, response: ClientResponse) -> None:
-        super().__init__(response)
-        if response.status in _NOT_THE_TASKS_FAULT:
-            self.kind = "infrastructure"
 
 
 class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
