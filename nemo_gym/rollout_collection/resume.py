@@ -31,8 +31,6 @@ DATA_ATTEMPTS_A_RUN = 2
 
 Record = dict[str, Any]
 
-_NO_KEY = f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
-
 
 def parsed(line: bytes) -> Any:
     """A line as data; raises ValueError where it is torn."""
@@ -40,15 +38,6 @@ def parsed(line: bytes) -> Any:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
         return decode_json(line)
-
-
-def _record(line: bytes) -> Record | str:
-    """The object of a line, or what is wrong with it."""
-    try:
-        record = parsed(line)
-    except (ValueError, RecursionError):
-        return "is torn"
-    return record if isinstance(record, dict) else _NO_KEY
 
 
 def key_of(record: Record) -> Key | None:
@@ -72,19 +61,29 @@ def recover_output(path: Path, done: set[int], take: Callable[[Key, Record, int]
     `done` gets their keys.
     """
 
-    def judge(line: bytes, offset: int) -> str | None:
-        record = _record(line)
-        if isinstance(record, str):
-            return record
-        key = key_of(record)
-        if key is None:
-            return _NO_KEY
+    def take_new(key: Key, record: Record, offset: int) -> str | None:
         name = packed(key)
         if name in done:
             return f"repeats rollout {key}"
         done.add(name)
         take(key, record, offset)
         return None
+
+    return _recover_keyed(path, take_new)
+
+
+def _recover_keyed(path: Path, take: Callable[[Key, Record, int], str | None]) -> Recovery:
+    """Mend a file whose every line is an object with a key; `take` may refuse one with a reason."""
+
+    def judge(line: bytes, offset: int) -> str | None:
+        try:
+            record = parsed(line)
+        except (ValueError, RecursionError):
+            return "is torn"
+        key = key_of(record) if isinstance(record, dict) else None
+        if key is None:
+            return f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
+        return take(key, record, offset)
 
     return recover(path, judge)
 
@@ -121,17 +120,9 @@ class PastFailures:
 def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
     past = PastFailures()
 
-    def judge(line: bytes, _: int) -> str | None:
-        record = _record(line)
-        if isinstance(record, str):
-            return record
-        key = key_of(record)
-        if key is None:
-            return _NO_KEY
-        past.take(key, record)
-        return None
-
-    return (past, recover(path, judge)) if path.exists() else (past, Recovery())
+    if not path.exists():
+        return past, Recovery()
+    return past, _recover_keyed(path, lambda key, record, _: past.take(key, record))
 
 
 @dataclass

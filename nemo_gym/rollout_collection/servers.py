@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from nemo_gym.client import ServerClient, base_url
@@ -59,8 +60,6 @@ class Servers:
         """The whole configuration, for worker processes."""
         if self.to_host is not None:
             return self.to_host
-        from pathlib import Path
-
         return load_sources(Sources((), Overrides(), None, Path.cwd(), self.values))
 
     def check_agents(self, agents: Mapping[str, int]) -> None:
@@ -128,7 +127,7 @@ def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig, OmegaConf  # slow to load; embedded runs do without
 
     if isinstance(values, DictConfig):
         data: dict[str, Any] = OmegaConf.to_container(values, resolve=True)  # type: ignore[assignment]  # str keys

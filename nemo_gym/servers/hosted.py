@@ -185,10 +185,10 @@ class _Request:
         return Request(scope, self._receive())
 
     def _scope(self) -> Scope:
-        raise NotImplementedError
+        raise NotImplementedError  # each transport has its own
 
     def _receive(self) -> Receive:
-        raise NotImplementedError
+        raise NotImplementedError  # each transport has its own
 
     async def send(self, response: Response, cookie: tuple[str, str]) -> Answer:
         """A response object as what it sends; its background task runs too, and cannot spoil the answer."""
@@ -202,7 +202,7 @@ class _Request:
         return await self._send_itself(response, cookie)
 
     async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
-        raise NotImplementedError
+        raise NotImplementedError  # each transport has its own
 
 
 class _LocalRequest(_Request):
