@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import aiohttp
 import orjson
@@ -44,14 +44,21 @@ Play = Callable[[bytes], Awaitable[bytes]]
 """Plays one row; gives the line that is to be written."""
 
 
+class EndpointProcess(NamedTuple):
+    """The cheap endpoint in a process of its own."""
+
+    base_url: str
+    pid: int
+
+
 @contextmanager
-def endpoint_process(delay_ms: float = 0.0) -> Iterator[str]:
-    """The cheap endpoint in a process of its own; gives its base URL."""
+def endpoint_process(delay_ms: float = 0.0) -> Iterator[EndpointProcess]:
+    """It answers meanwhile, each request after so long."""
     command = [sys.executable, "-m", "bench.endpoint_process", str(delay_ms)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        yield EndpointProcess(f"http://127.0.0.1:{int(process.stdout.readline())}/v1", process.pid)
     finally:
         process.terminate()
         process.communicate()
@@ -130,8 +137,8 @@ def assert_same_lines(floor: Path, embedded: Path) -> None:
 
 
 def main() -> bool:
-    with endpoint_process() as base_url, tempfile.TemporaryDirectory() as folder:
-        return report("rollouts", uvloop.run(measure(base_url, Path(folder))))
+    with endpoint_process() as endpoint, tempfile.TemporaryDirectory() as folder:
+        return report("rollouts", uvloop.run(measure(endpoint.base_url, Path(folder))))
 
 
 if __name__ == "__main__":

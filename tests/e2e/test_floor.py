@@ -41,8 +41,8 @@ def test_floor_and_servers_send_the_same_requests_and_write_the_same_line() -> N
 
 @pytest.mark.parametrize("delay_ms", [0.0, 1.0])
 def test_endpoint_process_plays_both_moves(delay_ms: float) -> None:
-    with endpoint_process(delay_ms) as base_url:
-        line = played(floor_player, base_url)
+    with endpoint_process(delay_ms) as endpoint:
+        line = played(floor_player, endpoint.base_url)
     types = [item["type"] for item in line["response"]["output"]]
     assert types == ["function_call", "function_call_output", "message"]
 
@@ -50,8 +50,8 @@ def test_endpoint_process_plays_both_moves(delay_ms: float) -> None:
 def test_endpoint_process_takes_requests_in_pieces_and_several_on_one_connection() -> None:
     first = b"POST / HTTP/1.1\r\nContent-Length: 3\r\nX: y\r\n\r\nabc"
     second = b"POST / HTTP/1.1\r\ncontent-length: 20\r\n\r\nfunction_call_output"
-    with endpoint_process() as base_url:
-        port = int(base_url.removesuffix("/v1").rpartition(":")[2])
+    with endpoint_process() as endpoint:
+        port = int(endpoint.base_url.removesuffix("/v1").rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for piece in (first[:20], first[20:] + second[:30], second[30:]):
