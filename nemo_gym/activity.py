@@ -91,6 +91,10 @@ class EndpointLimits:
         limit.ceiling = float(self.ceiling)  # a later run may allow more
         return limit
 
+    def current(self) -> dict[str, int]:
+        """Calls that each endpoint gets at once right now."""
+        return {origin: int(limit.limit) for origin, limit in self.by_origin.items()}
+
 
 @dataclass(slots=True, eq=False)
 class Activity:

@@ -130,9 +130,8 @@ class Recovery:
     """Where the content of those lines stands now."""
 
 
-Judge = Callable[[bytes, int], str | None]
-"""Takes a line, perhaps with its end, and the offset it will have; gives None to keep it, or why it cannot
-stay."""
+Judge = Callable[[bytes], str | None]
+"""Takes a line, perhaps with its end; gives None to keep it, or why it cannot stay."""
 _NEWLINE = 10
 
 
@@ -148,7 +147,7 @@ def recover(path: Path, judge: Judge) -> Recovery:
     bad: list[Line] = []
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
-            reason = judge(data, good_end)
+            reason = judge(data)
             if reason is None:
                 ends_open = data[-1] != _NEWLINE
                 good_end += len(data) + ends_open

@@ -1,11 +1,12 @@
 """`ng_aggregate_rollouts`."""
 
-import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+
+from pydantic import Field
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.client import ServerClient
@@ -15,10 +16,13 @@ from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.launch import host_embedded
 from nemo_gym.rollout_collection.aggregate import Aggregation, aggregate_shards
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
+from nemo_gym.rollout_collection.report import key_metrics_lines
 
 
 class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):
-    pass
+    config_paths: list[str] = Field(default_factory=list)
+    """YAML files that define the agents: `[a.yaml,b.yaml]`. Only needed where an environment has metrics of
+    its own and no ng_run is up with it."""
 
 
 def run(config: GymConfig, options: AggregateRolloutsConfig) -> int:
@@ -51,9 +55,8 @@ def _running_servers(config: GymConfig) -> ServerClient | None:
 
 
 def _show(done: Aggregation) -> None:
-    for agent, metrics in done.key_metrics.items():
-        print(f"Key metrics of {agent}:")
-        print(json.dumps(metrics, indent=2))
+    for line in key_metrics_lines(done.key_metrics):
+        print(line)
     if done.merged_path is not None:
         print(f"Rollouts: {done.merged_path}")
     print(f"Aggregate metrics: {done.metrics_path}")
@@ -64,4 +67,5 @@ COMMAND = Command(
     AggregateRolloutsConfig,
     run,
     "ng_aggregate_rollouts '+input_glob=results/rollouts-rs*.jsonl' +output_jsonl_fpath=results/all.jsonl",
+    other_key="+head_server.port=11001",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from nemo_gym.cli.main import COMMANDS
@@ -19,6 +20,8 @@ from nemo_gym.config import (
 )
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError
+
+_LONGEST_LINE = 110
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -42,6 +45,8 @@ class Command(Generic[Options]):
     example: str
     reads_files: bool = True
     """Whether env.yaml and config_paths are read."""
+    other_key: str = "+policy_model_name=my-model"
+    """What can be set besides the fields, where files are read."""
 
     def main(self, arguments: list[str]) -> int:
         if not {"--help", "-h"}.isdisjoint(arguments):
@@ -66,16 +71,27 @@ class Command(Generic[Options]):
             raise ConfigError(f"ng_{self.name} takes no +{unknown[0]}=; it takes {known}")
 
     def help(self) -> str:
-        lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {self.example}", ""]
-        for name, field in self.options.model_fields.items():
-            default = field.get_default(call_default_factory=True)
-            shown = "required" if default is PydanticUndefined else f"default {_text(default)}"
-            lines.append(f"  +{name}=  {_type_text(field.annotation)}, {shown}")
-            lines += [f"      {line.strip()}" for line in (field.description or "").splitlines()]
+        lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {_wrapped(self.example)}", ""]
+        fields = self.options.model_fields
+        for name in sorted(fields, key=lambda name: not fields[name].is_required()):
+            lines += _field_lines(name, fields[name])
+        lines += ["", "Each may be written +key=value, ++key=value, key=value, --key=value or --key value."]
         if self.reads_files:
-            lines += ["", "Any other key of the configuration can be set too: +policy_model_name=my-model"]
-        lines += ["Equally: key=value, ++key=value, --key value, --key=value."]
+            lines.append(f"Any other key of the configuration can be set in the same way: {self.other_key}")
         return "\n".join(lines)
+
+
+def _wrapped(example: str) -> str:
+    """A long example with one argument a line, as a shell takes it."""
+    return example if len(example) <= _LONGEST_LINE else example.replace(" ", " \\\n    ")
+
+
+def _field_lines(name: str, field: FieldInfo) -> list[str]:
+    default = field.get_default(call_default_factory=True)
+    shown = "required" if default is PydanticUndefined else f"default {_text(default)}"
+    description = (field.description or "").splitlines()
+    head = f"  +{name}=  {_type_text(field.annotation)}, {shown}"
+    return [head, *(f"      {line.strip()}" for line in description)]
 
 
 def _text(value: Any) -> str:

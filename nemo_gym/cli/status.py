@@ -20,7 +20,8 @@ class StatusConfig(BaseNeMoGymCLIConfig):
     json_output: bool = False
     """Print everything as JSON instead of tables."""
     output_jsonl_fpath: str | None = None
-    """The output of the running collection to show. null: every one below the working directory's results."""
+    """The output of the running collection to show. null: every one in the working directory and below its
+    folder `results`."""
 
 
 def run(config: GymConfig, options: StatusConfig) -> int:
@@ -90,4 +91,10 @@ def collection_text(status: dict[str, Any]) -> str:
     return "\n".join([*lines, table(("rollout", "agent", "age", "waits for"), rows)] if rows else lines)
 
 
-COMMAND = Command("status", StatusConfig, run, "ng_status")
+COMMAND = Command(
+    "status",
+    StatusConfig,
+    run,
+    "ng_status +output_jsonl_fpath=results/calculator.jsonl",
+    other_key="+head_server.port=11001",
+)

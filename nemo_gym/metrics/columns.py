@@ -48,6 +48,22 @@ class Columns:
                 if name not in numbers:
                     column.values.append(math.nan)
 
+    def extend(self, other: "Columns") -> None:
+        """Add the rollouts of another part."""
+        before = len(self.tasks)
+        self.tasks.extend(other.tasks)
+        self.rollouts.extend(other.rollouts)
+        for name, theirs in other._columns.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _Column(name, before)
+            column.values.extend(theirs.values)
+            column.total += theirs.total
+            column.count += theirs.count
+        for name, column in self._columns.items():
+            if name not in other._columns:
+                column.values.extend(array("d", [math.nan]) * len(other))
+
     def mean(self, name: str) -> float | None:
         """The mean so far, near enough to show; None where there is none."""
         column = self._columns.get(name)

@@ -7,8 +7,9 @@ servers                       which servers play
 attempt, dispatch             one try of a rollout; tries with deadlines and retries
 executors, processes, worker  where rollouts run
 collection                    the whole run: plan, resume, dispatch, journal, metrics
-ledger, progress, display, status     how it gets on
-rollouts, agent_metrics, aggregate    what comes out
+dry_run                       what a run would do
+ledger, progress, display, status, waiting, report      how it gets on
+scan, rollouts, agent_metrics, shards, aggregate        what comes out
 """
 
 from importlib import import_module

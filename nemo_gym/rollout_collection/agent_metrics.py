@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _QUESTION_S = 60.0
 _COMPUTATION_S = 600.0
 """How long it may take to compute them."""
 _LONGEST_REASON = 300
+_GROUPS_A_PIECE = 200
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _reason(error: Exception) -> str:
 
 
 def _pieces(entries: Iterable[_Entry]) -> Iterator[bytes]:
-    """The file, as `json.dumps(…, indent=2)` would lay it out, group by group."""
+    """The file, as `json.dumps(…, indent=2)` would lay it out, some groups at a time."""
     before = b"[\n  "
     for entry in entries:
         yield before
@@ -137,9 +139,9 @@ def _entry_pieces(entry: _Entry) -> Iterator[bytes]:
     }
     yield _indented(head, 1).removesuffix(b"\n  }")
     yield b',\n    "group_level_metrics": ['
-    before = b""
-    for group in entry.groups:
-        yield before + b"\n      " + _indented(group, 3)
+    before, groups = b"", iter(entry.groups)
+    while some := list(islice(groups, _GROUPS_A_PIECE)):
+        yield before + _indented(some, 2).removeprefix(b"[").removesuffix(b"\n    ]")
         before = b","
     yield b"\n    ]\n  }" if before else b"]\n  }"
 

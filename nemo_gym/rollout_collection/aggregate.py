@@ -35,6 +35,8 @@ _COMPANIONS = (
     "_status.json",
 )
 """Endings of files that stand beside rollouts and hold none."""
+_SET_ASIDE = (".bak", ".torn")
+"""Endings of what a later run has replaced or could not use."""
 
 Notice = Callable[[str], None]
 """Tells people what is done with their files."""
@@ -95,8 +97,7 @@ async def aggregate_shards(
 
 def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
     """The files that the globs match and that hold rollouts."""
-    found = [Path(path) for path in _expand_input_glob(config.input_glob)]
-    found = [path for path in found if path.is_file() and not path.name.endswith(_COMPANIONS)]
+    found = [path for path in map(Path, _expand_input_glob(config.input_glob)) if _may_hold_rollouts(path)]
     output = Path(config.output_jsonl_fpath)
     shards = [path for path in found if not (output.exists() and path.samefile(output))]
     if len(shards) < len(found):
@@ -111,6 +112,12 @@ def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
         )
     notice("\n".join([f"Shards ({len(shards)}):", *(f"  {path}" for path in shards)]))
     return shards
+
+
+def _may_hold_rollouts(path: Path) -> bool:
+    """Whether it is a file, and none of those that a run leaves beside its rollouts."""
+    is_unfinished = path.name.startswith(".") and path.suffix == ".tmp"
+    return path.is_file() and not is_unfinished and not path.name.endswith((*_COMPANIONS, *_SET_ASIDE))
 
 
 def _expand_input_glob(input_glob: str) -> list[str]:

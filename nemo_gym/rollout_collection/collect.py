@@ -13,6 +13,7 @@ from nemo_gym.activity import Activity, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.config import max_rollout_attempts
 from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import get_response_json, raise_for_status
 from nemo_gym.journal import read_lines
 from nemo_gym.metrics.baseline import numeric_fields
@@ -22,11 +23,12 @@ from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggre
 from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
 from nemo_gym.rollout_collection.display import Display
+from nemo_gym.rollout_collection.dry_run import dry_run
 from nemo_gym.rollout_collection.materialize import materialized_rows
-from nemo_gym.rollout_collection.outcome import Key
-from nemo_gym.rollout_collection.resume import agent_of, key_of, parsed, read_failures, recover_output
+from nemo_gym.rollout_collection.report import report
+from nemo_gym.rollout_collection.resume import agent_of, key_of, mend_output, parsed, read_failures
 from nemo_gym.rollout_collection.rollouts import packed
-from nemo_gym.rollout_collection.servers import served_by, setup_client
+from nemo_gym.rollout_collection.servers import Servers, served_by, setup_client
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 Row = dict[str, Any]
@@ -45,12 +47,20 @@ class RolloutCollectionHelper(BaseModel):
 
     async def run_from_config(self, config: RolloutCollectionConfig) -> Sequence[Row]:
         """Collect; gives the rollouts sorted by key, resumed ones included, read when they are looked at."""
-        servers = served_by(self.setup_server_client())
+        display = Display(sys.stderr)
         if config.dry_run:
-            materialized_rows(config)
+            display.note("\n".join(dry_run(config, self._servers_in_sight())))
             return []
-        collected = await Collection(config, servers, Display(sys.stderr)).run()
+        servers = served_by(self.setup_server_client())
+        collected = await Collection(config, servers, display).run()
+        display.note("\n".join(report(collected)))
         return collected.rollouts
+
+    def _servers_in_sight(self) -> Servers | None:
+        try:
+            return served_by(self.setup_server_client())
+        except HeadServerUnreachableError:
+            return None
 
     def run_examples(
         self,
@@ -81,13 +91,9 @@ class RolloutCollectionHelper(BaseModel):
         """An earlier run: rows that are left, rows that are done, their results, and those as lines."""
         output = Path(config.output_jsonl_fpath)
         rows = {_packed_key(row): row for row in _rows(config.materialized_jsonl_fpath)}
-        results: dict[int, Row] = {}
-
-        def take(key: Key, record: Row, _: int) -> None:
-            results[packed(key)] = record
-
-        recover_output(output, set(), take)
+        mend_output(output)
         lines = [line.data.strip() for line in read_lines(output)]
+        results = {_packed_key(record): record for record in map(parsed, lines)}
         past, _ = read_failures(failures_path_for(output))
         settled = {*results, *past.left_alone(max_rollout_attempts())}
         done = [(name, line) for name, line in zip(results, lines, strict=True) if name in rows]

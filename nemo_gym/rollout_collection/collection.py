@@ -8,13 +8,14 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
 from nemo_gym.config import dump_config, mask_secrets, secret_values
+from nemo_gym.config.hints import close_matches
 from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
 from nemo_gym.http import RetryPolicy
 from nemo_gym.journal import Journal
@@ -24,7 +25,7 @@ from nemo_gym.rollout_collection.attempt import Attempt
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.dispatch import RolloutPolicy
 from nemo_gym.rollout_collection.display import Display
-from nemo_gym.rollout_collection.executors import Executor, LocalExecutor
+from nemo_gym.rollout_collection.executors import Executor, ExecutorState, LocalExecutor
 from nemo_gym.rollout_collection.ledger import Ledger
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.rollout_collection.prepare import Prepared, prepare, prepare_folder
@@ -34,6 +35,7 @@ from nemo_gym.rollout_collection.resume import agent_of
 from nemo_gym.rollout_collection.rollouts import Rollouts
 from nemo_gym.rollout_collection.servers import Servers
 from nemo_gym.rollout_collection.status import StatusFile, exclusive
+from nemo_gym.rollout_collection.waiting import ServedLimits
 from nemo_gym.rollout_collection.worker import WorkerSetup
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ STOP_GRACE_S = 5.0
 """How long rollouts may go on when the run is asked to stop."""
 _LONGEST_BACKOFF_S = 60.0
 _RETRY_TOTAL_S = 24 * 3600.0
+_NEAR_MISS = 0.85
+_CHAT_NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+"""What the Chat Completions API calls parameters that have another name here."""
 
 
 @dataclass
@@ -68,7 +73,7 @@ class Recorder:
             resumed=owed.planned - owed.to_run - owed.left_alone_by_class.total(),
             left_alone=owed.left_alone_by_class,
         )
-        self.progress = Progress(owed.to_run, owed.by_agent.copy(), prepared.columns)
+        self.progress = Progress(owed.to_run, owed.by_agent.copy(), prepared.found.columns)
         self.trouble: NeMoGymError | None = None
         self.is_over_budget = False
         self.on_trouble: Callable[[], None] = lambda: None
@@ -105,8 +110,8 @@ class Recorder:
         if isinstance(outcome, Success):
             offset = self._journal.append(outcome.line)
             key = outcome.key
-            self._prepared.index.add(key, offset)
-            self._prepared.columns[outcome.agent].add(key.task, key.rollout, outcome.numbers)
+            self._prepared.found.index.add(key, offset)
+            self._prepared.found.columns[outcome.agent].add(key.task, key.rollout, outcome.numbers)
         elif outcome.is_kept:
             if self._failures is None:
                 self._failures = self._files.enter_context(Journal(self._failures_path))
@@ -125,6 +130,7 @@ class Collection:
         self._config = config
         self._servers = servers
         self._display = display
+        self._served_limits = ServedLimits(servers.process_urls if config.adaptive_concurrency else ())
         self._executor: Executor | None = None
         self._opening: asyncio.Timeout | None = None
         self._stopped_by: str | None = None
@@ -148,7 +154,7 @@ class Collection:
         output = Path(config.output_jsonl_fpath)
         prepare_folder(config)
         with exclusive(output) as status:
-            for line in described(config, self._servers):
+            for line in [*described(config, self._servers), *misspelt_parameters(config)]:
                 self._display.note(line)
             prepared = prepare(config, self._servers, self._display.note)
             if not prepared.is_resumed:
@@ -181,11 +187,15 @@ class Collection:
         recorder.in_flight = executor.in_flight
         recorder.on_trouble = lambda: executor.stop(0.0)
         try:
-            async with _ticking(lambda: self._tick(executor, recorder, status)):
+            # Two of them: a server that is slow to tell its limits must not put off the sync.
+            async with (
+                _ticking(lambda: self._tick(executor, recorder, status)),
+                _ticking(self._served_limits.ask),
+            ):
                 if self._stopped_by is None:
                     await executor.run(prepared.owed.tasks(), recorder.settle)
         finally:
-            self._display.finish(recorder.progress.snapshot(executor.state()))
+            self._display.finish(recorder.progress.snapshot(self._state(executor)))
             with suppress(JournalError):  # the trouble that stopped the run is told by itself
                 prepared.manifest.save(state="stopped", ledger=recorder.ledger.as_data())
         return client
@@ -197,7 +207,7 @@ class Collection:
         except JournalError as error:
             recorder.trouble = recorder.trouble or error
             executor.stop(0.0)
-        state = executor.state()
+        state = self._state(executor)
         snapshot = recorder.progress.snapshot(state)
         self._display.show(snapshot)
         status.write(
@@ -211,6 +221,11 @@ class Collection:
             served=self._servers.to_host is None,
             oldest=state.oldest,
         )
+
+    def _state(self, executor: Executor) -> ExecutorState:
+        """What the executor does, with the limits that other processes keep."""
+        state = executor.state()
+        return replace(state, limits=state.limits | self._served_limits.latest)
 
     async def _finished(
         self,
@@ -229,7 +244,7 @@ class Collection:
         if recorder.is_over_budget:
             stopped_by = f"more failed than max_failure_rate={self._config.max_failure_rate:g} allows"
         output = Path(self._config.output_jsonl_fpath)
-        rollouts = Rollouts(output, prepared.index.sorted_offsets())
+        rollouts = Rollouts(output, prepared.found.index.sorted_offsets())
         collected = Collected(rollouts, ledger, output, stopped_by)
         if not self._config.disable_aggregation and stopped_by is None and len(rollouts):
             if client is None:
@@ -244,7 +259,7 @@ class Collection:
     ) -> dict[str, dict[str, Any]]:
         agents = {
             agent: AgentRollouts(columns, _records_of(agent, rollouts))
-            for agent, columns in prepared.columns.items()
+            for agent, columns in prepared.found.columns.items()
             if agent
         }
         return await write_aggregate_metrics(aggregate_metrics_path_for(rollouts.path), agents, client)
@@ -324,4 +339,25 @@ def described(config: RolloutCollectionConfig, servers: Servers) -> list[str]:
         f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
         + ", ".join(part for part in parts if part),
         f"At most {config.parallel} rollouts in flight{adaptive}; servers {where}",
+    ]
+
+
+def misspelt_parameters(config: RolloutCollectionConfig) -> list[str]:
+    """Warnings of overrides that are nearly parameters of the API; endpoints take others of their own."""
+    overrides = config.responses_create_params
+    if not overrides:
+        return []
+    from nemo_gym.openai_utils import NeMoGymResponseCreateParamsNonStreaming as Params  # slow to load
+
+    known = {*Params.model_fields, *Params._rare}
+    meant = {
+        name: _CHAT_NAMES.get(name) or next(iter(close_matches(name, known, _NEAR_MISS)), None)
+        for name in overrides
+        if name not in known
+    }
+    return [
+        f"warning: responses_create_params.{name} is not a parameter of the Responses API "
+        f"(did you mean {close}?); it is sent as it is"
+        for name, close in meant.items()
+        if close is not None
     ]

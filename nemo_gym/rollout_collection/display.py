@@ -1,5 +1,9 @@
-"""Progress for people: a bar on a terminal, a plain line now and then anywhere else."""
+"""Progress for people: a bar on a terminal, a plain line now and then anywhere else.
 
+Between two writes the cursor stands where the bar begins, so that all of it can be erased from there.
+"""
+
+import os
 import shutil
 import time
 from typing import TextIO
@@ -10,6 +14,9 @@ LABEL = "Collecting rollouts"
 LINE_EVERY_S = 10.0
 _BAR_WIDTH = 20
 _BLOCKS = " ▏▎▍▌▋▊▉█"
+_UP = "\x1b[A"
+_ERASE = "\r\x1b[J"
+"""All from here to the end of the screen."""
 
 
 class Display:
@@ -24,7 +31,9 @@ class Display:
     def show(self, snapshot: Snapshot) -> None:
         """Called every second."""
         if self._is_terminal:
-            self._write(f"\r\x1b[2K{fitted(bar_line(snapshot))}")
+            lines = terminal_lines(snapshot, self._columns())
+            back = _UP * (len(lines) - 1) + "\r"
+            self._write(_ERASE + "\n".join(lines) + back)
             self._is_bar_shown = True
         elif time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
@@ -32,15 +41,22 @@ class Display:
 
     def finish(self, snapshot: Snapshot) -> None:
         if self._is_terminal:
-            self._write(f"\r\x1b[2K{fitted(bar_line(snapshot))}\n")
+            self._write(_ERASE + "\n".join(terminal_lines(snapshot, self._columns())) + "\n")
             self._is_bar_shown = False
         else:
             self._write(plain_line(snapshot) + "\n")
 
     def note(self, text: str) -> None:
         """A line of its own, above the bar."""
-        clear = "\r\x1b[2K" if self._is_bar_shown else ""
-        self._write(f"{clear}{text}\n")
+        self._write(f"{_ERASE if self._is_bar_shown else ''}{text}\n")
+
+    def _columns(self) -> int:
+        """Those a line may fill: a full one would move the cursor on some terminals."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except (OSError, ValueError):  # not a terminal of the system's
+            columns = 0
+        return (columns or shutil.get_terminal_size((120, 24)).columns) - 1
 
     def _write(self, text: str) -> None:
         try:
@@ -50,14 +66,24 @@ class Display:
             pass  # nobody reads it any more; the run goes on
 
 
-def bar_line(snapshot: Snapshot) -> str:
+def terminal_lines(snapshot: Snapshot, columns: int) -> list[str]:
+    """The bar and the details: on one line if they fit, else on two, the bar no wider than there is room."""
+    bar, told = bar_line(snapshot), details(snapshot)
+    if len(bar) + 1 + len(told) <= columns:
+        return [f"{bar} {told}"]
+    if len(bar) > columns:
+        bar = bar_line(snapshot, max(0, _BAR_WIDTH - (len(bar) - columns)))
+    return [_cut(bar, columns), _cut(told, columns)]
+
+
+def bar_line(snapshot: Snapshot, bar_width: int = _BAR_WIDTH) -> str:
     share = snapshot.done / snapshot.total if snapshot.total else 1.0
-    eighths = int(share * _BAR_WIDTH * 8)
-    full, part = divmod(eighths, 8)
-    bar = ("█" * full + (_BLOCKS[part] if full < _BAR_WIDTH else "")).ljust(_BAR_WIDTH)
+    full, part = divmod(int(share * bar_width * 8), 8)
+    bar = ("█" * full + (_BLOCKS[part] if full < bar_width else "")).ljust(bar_width)
+    shown = f"|{bar}|" if bar_width else ""
     times = f"{_clock(snapshot.elapsed_s)}<{_clock(snapshot.eta_s)}"
     counts = f"{snapshot.done}/{snapshot.total} [{times}, {_number(snapshot.per_minute)}/min]"
-    return f"{LABEL}: {share:4.0%}|{bar}| {counts} {details(snapshot)}"
+    return f"{LABEL}: {share:4.0%}{shown} {counts}"
 
 
 def plain_line(snapshot: Snapshot) -> str:
@@ -86,9 +112,8 @@ def details(snapshot: Snapshot) -> str:
     return ", ".join([*rewards, *words, *others])
 
 
-def fitted(line: str) -> str:
-    width = shutil.get_terminal_size((120, 24)).columns - 1
-    return line if len(line) <= width else line[: width - 1] + "…"
+def _cut(line: str, columns: int) -> str:
+    return line if len(line) <= columns else line[: columns - 1] + "…"
 
 
 def _clock(seconds: float | None) -> str:

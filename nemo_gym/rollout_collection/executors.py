@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nemo_gym.activity import EndpointLimits
 from nemo_gym.rollout_collection.attempt import Attempt
 from nemo_gym.rollout_collection.dispatch import Dispatcher, RolloutPolicy, oldest
 from nemo_gym.rollout_collection.outcome import Outcome, Task
@@ -93,10 +92,5 @@ class LocalExecutor:
             len(dispatcher.in_flight),
             dispatcher.retries,
             oldest(dispatcher.in_flight, SHOWN_OLDEST),
-            current_limits(self._attempt.limits),
+            self._attempt.limits.current() if self._attempt.limits is not None else {},
         )
-
-
-def current_limits(limits: EndpointLimits | None) -> dict[str, int]:
-    by_origin = limits.by_origin if limits is not None else {}
-    return {origin: int(limit.limit) for origin, limit in by_origin.items()}

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 from nemo_gym.config import max_rollout_attempts
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
-from nemo_gym.metrics.baseline import numeric_fields
-from nemo_gym.metrics.columns import Columns
 from nemo_gym.path_utils import (
     aggregate_metrics_path_for,
     failures_path_for,
@@ -32,13 +29,12 @@ from nemo_gym.rollout_collection.materialize import (
 from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.resume import (
     Owed,
-    agent_of,
     materialized_key,
     parsed,
     read_failures,
-    recover_output,
 )
-from nemo_gym.rollout_collection.rollouts import OutputIndex, packed
+from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.rollout_collection.scan import Found, recover_output
 from nemo_gym.rollout_collection.servers import Servers
 
 Note = Callable[[str], None]
@@ -52,8 +48,8 @@ class Prepared:
     owed: Owed
     manifest: Manifest
     is_resumed: bool = False
-    index: OutputIndex = field(default_factory=OutputIndex)
-    columns: defaultdict[str, Columns] = field(default_factory=lambda: defaultdict(Columns))
+    found: Found = field(default_factory=Found)
+    """The rollouts in the output: those of earlier runs, then this one's too."""
 
 
 def prepare_folder(config: RolloutCollectionConfig) -> None:
@@ -158,14 +154,36 @@ class _Resuming:
                 plan = materialize(self.config, file.write)
                 self.servers.check_agents(plan.by_agent)
                 _warn_of_repeats(plan, self.note)
-            if plan.digest != made[1]:
-                self._refuse([*changed, *changed_rows(self.materialized, candidate)])
-                candidate.replace(self.materialized)
-            else:
+            if plan.digest == made[1]:
                 self._refuse(changed)
+                return plan.as_data(recipe)
+            rows = changed_rows(self.materialized, candidate)
+            self._refuse([*changed, *rows])
+            inputs = plan.as_data(recipe)
+            if rows:
+                inputs["sha256"] = self._keep_played_rows(candidate)
+            candidate.replace(self.materialized)
+            return inputs
         finally:
             candidate.unlink(missing_ok=True)
-        return plan.as_data(recipe)
+
+    def _keep_played_rows(self, candidate: Path) -> str:
+        """Rollouts that were played keep the inputs they were played with; gives the new plan's digest."""
+        found, recovery = recover_output(self.output)
+        self._tell(self.output, recovery)
+        played = set(found.index.keys)
+        before = {
+            name: line.offset
+            for line in read_lines(self.materialized)
+            if (name := packed(materialized_key(line.data, self.materialized))) in played
+        }
+        with self.materialized.open("rb") as earlier, new_file(candidate) as file:
+            for line in read_lines(candidate):
+                offset = before.get(packed(materialized_key(line.data, candidate)))
+                if offset is not None:
+                    earlier.seek(offset)
+                file.write(line.data + b"\n" if offset is None else earlier.readline())
+        return _digest(candidate)
 
     def _refuse(self, changed: list[str]) -> None:
         if not changed:
@@ -182,12 +200,9 @@ class _Resuming:
 
     def _take_up(self, prepared: Prepared) -> None:
         owed = prepared.owed
-
-        def take(key: Key, record: dict[str, Any], offset: int) -> None:
-            prepared.index.add(key, offset)
-            prepared.columns[agent_of(record)].add(key.task, key.rollout, numeric_fields(record))
-
-        self._tell(self.output, recover_output(self.output, owed.done, take))
+        prepared.found, recovery = recover_output(self.output)
+        self._tell(self.output, recovery)
+        owed.done = set(prepared.found.index.keys)
         failures = failures_path_for(self.output)
         past, recovery = read_failures(failures)
         self._tell(failures, recovery)

@@ -55,27 +55,23 @@ def agent_of(record: Record) -> str:
     return str(ref.get("name") or "") if isinstance(ref, dict) else ""
 
 
-def recover_output(path: Path, done: set[int], take: Callable[[Key, Record, int], None]) -> Recovery:
-    """Mend what a killed run left of its output; `take` gets each rollout that is whole, and its offset.
+def mend_output(path: Path) -> Recovery:
+    """Leave of an output the lines that are whole, each key once."""
+    done: set[int] = set()
 
-    `done` gets their keys.
-    """
-
-    def take_new(key: Key, record: Record, offset: int) -> str | None:
-        name = packed(key)
-        if name in done:
+    def take(key: Key, _: Record) -> str | None:
+        if packed(key) in done:
             return f"repeats rollout {key}"
-        done.add(name)
-        take(key, record, offset)
+        done.add(packed(key))
         return None
 
-    return _recover_keyed(path, take_new)
+    return _mend_keyed(path, take)
 
 
-def _recover_keyed(path: Path, take: Callable[[Key, Record, int], str | None]) -> Recovery:
+def _mend_keyed(path: Path, take: Callable[[Key, Record], str | None]) -> Recovery:
     """Mend a file whose every line is an object with a key; `take` may refuse one with a reason."""
 
-    def judge(line: bytes, offset: int) -> str | None:
+    def judge(line: bytes) -> str | None:
         try:
             record = parsed(line)
         except (ValueError, RecursionError):
@@ -83,7 +79,7 @@ def _recover_keyed(path: Path, take: Callable[[Key, Record, int], str | None]) -
         key = key_of(record) if isinstance(record, dict) else None
         if key is None:
             return f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"
-        return take(key, record, offset)
+        return take(key, record)
 
     return recover(path, judge)
 
@@ -122,7 +118,7 @@ def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
 
     if not path.exists():
         return past, Recovery()
-    return past, _recover_keyed(path, lambda key, record, _: past.take(key, record))
+    return past, _mend_keyed(path, past.take)
 
 
 @dataclass

@@ -31,6 +31,14 @@ class OutputIndex:
         self.keys.append(packed(key))
         self.offsets.append(offset)
 
+    def extend(self, other: "OutputIndex") -> None:
+        self.keys.extend(other.keys)
+        self.offsets.extend(other.offsets)
+
+    def is_unique(self) -> bool:
+        """Whether every key is there once."""
+        return len(set(self.keys)) == len(self.keys)
+
     def sorted_offsets(self) -> "array[int]":
         keys = self.keys
         return array("q", (self.offsets[place] for place in sorted(range(len(keys)), key=keys.__getitem__)))

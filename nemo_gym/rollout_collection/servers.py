@@ -9,7 +9,7 @@ from typing import Any, Literal
 from nemo_gym.client import ServerClient, base_url
 from nemo_gym.config import GymConfig
 from nemo_gym.config.hints import did_you_mean
-from nemo_gym.config.instances import instance_names
+from nemo_gym.config.instances import block_of, instance_names
 from nemo_gym.config.load import Sources, load_sources
 from nemo_gym.config.overrides import Overrides
 from nemo_gym.config.plain import plain_data
@@ -24,6 +24,7 @@ from nemo_gym.launch import host_embedded
 from nemo_gym.rollout_collection.manifest import differences, server_settings
 from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
 
+Hosting = Literal["auto", "embedded", "served"]
 _POLICY_KEYS = (POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME)
 _EMBEDDED_HINT = "pass +hosting=embedded to host the servers in this process"
 
@@ -56,6 +57,19 @@ class Servers:
         head = self.running.head_server_config if self.running is not None else None
         return f"served behind {base_url(head.host, head.port)}" if head is not None else "already open"
 
+    @property
+    def process_urls(self) -> list[str]:
+        """Where each process of the servers listens; empty where they are in this one."""
+        if self.running is None or self.running.is_local:
+            return []
+        blocks = filter(None, (block_of(self.values, name) for name in instance_names(self.values)))
+        return [
+            base_url(block.get("host", "127.0.0.1"), port)
+            for block in blocks
+            for port in block.get("worker_ports") or [block.get("port")]
+            if port
+        ]
+
     def config(self) -> GymConfig:
         """The whole configuration, for worker processes."""
         if self.to_host is not None:
@@ -78,9 +92,21 @@ def served_by(client: ServerClient) -> Servers:
     return Servers(_plain(client.global_config_dict), running=client)
 
 
-def choose_servers(config: GymConfig, hosting: Literal["auto", "embedded", "served"]) -> Servers:
+def servers_in_sight(config: GymConfig, hosting: Hosting) -> Servers | None:
+    """The servers that a command line asks for, whether they run already or not; None if there are none."""
+    try:
+        return choose_servers(config, hosting)
+    except HeadServerUnreachableError:
+        return _to_host(config)
+
+
+def _to_host(config: GymConfig) -> Servers | None:
+    return Servers(config.data, to_host=config) if config.servers else None
+
+
+def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
     """The servers that a command line asks for."""
-    embedded = Servers(config.data, to_host=config) if config.servers else None
+    embedded = _to_host(config)
     if hosting == "embedded":
         if embedded is None:
             raise ConfigError("there are no servers to host; name their files with '+config_paths=[…]'")

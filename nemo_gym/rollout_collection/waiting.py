@@ -1,18 +1,24 @@
 """What running collections wait for: their status files say it, and the servers where those run apart."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import NeMoGymError
-from nemo_gym.http import fetch_text
+from nemo_gym.http import fetch_text, request
 from nemo_gym.path_utils import status_path_for
 from nemo_gym.rollout_collection.status import read_status
 from nemo_gym.types import ACTIVITY_PATH
 
 _ENDING = "_status.json"
 _ASK_S = 2.0
+_LIMITS_S = 1.0
+"""How long a server may take to tell its limits: they are asked for every second."""
 
 
 def running_collections(output: str | None) -> list[dict[str, Any]]:
@@ -40,7 +46,8 @@ def _activities(url: str) -> list[dict[str, Any]]:
         told = decode_json(fetch_text(url + ACTIVITY_PATH, timeout_s=_ASK_S))
     except (NeMoGymError, ValueError):
         return []
-    return told if isinstance(told, list) else []
+    rollouts: list[dict[str, Any]] = told.get("rollouts", []) if isinstance(told, dict) else []
+    return rollouts
 
 
 def _merged(own: dict[str, Any], told: list[dict[str, Any]]) -> str:
@@ -48,3 +55,28 @@ def _merged(own: dict[str, Any], told: list[dict[str, Any]]) -> str:
     steps = [one["waits_for"] for one in told if one.get("waits_for")]
     troubles = [one["trouble"] for one in told if one.get("trouble")]
     return ", ".join([*(steps[:1] or [own["waits_for"]]), *troubles[:1]])
+
+
+class ServedLimits:
+    """How many calls each endpoint gets at once from servers that run apart, as these last told it."""
+
+    def __init__(self, server_urls: Iterable[str]) -> None:
+        self._urls = list(server_urls)
+        self.latest: dict[str, int] = {}
+        """By endpoint, over all servers that answered."""
+
+    async def ask(self) -> None:
+        latest: Counter[str] = Counter()
+        for limits in await asyncio.gather(*map(_limits, self._urls)):
+            latest.update(limits)
+        self.latest = dict(latest)
+
+
+async def _limits(url: str) -> dict[str, int]:
+    try:
+        async with asyncio.timeout(_LIMITS_S):
+            told = await (await request("GET", url + ACTIVITY_PATH)).json()
+    except (aiohttp.ClientError, OSError, ValueError):
+        return {}
+    limits: dict[str, int] = told.get("limits", {}) if isinstance(told, dict) else {}
+    return limits

@@ -30,7 +30,7 @@ from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.attempt import Attempt
 from nemo_gym.rollout_collection.dispatch import Dispatcher, RolloutPolicy, oldest
-from nemo_gym.rollout_collection.executors import SHOWN_OLDEST, ExecutorState, current_limits
+from nemo_gym.rollout_collection.executors import SHOWN_OLDEST, ExecutorState
 from nemo_gym.rollout_collection.outcome import Outcome
 
 FLUSH_S = 0.005
@@ -128,7 +128,10 @@ class Worker:
             await asyncio.sleep(1)
             waiting = oldest(dispatcher.in_flight, SHOWN_OLDEST)
             state = ExecutorState(
-                len(dispatcher.in_flight), dispatcher.retries, waiting, current_limits(limits)
+                len(dispatcher.in_flight),
+                dispatcher.retries,
+                waiting,
+                limits.current() if limits is not None else {},
             )
             self._send("state", state)
 

@@ -1,9 +1,11 @@
-"""The rollouts in a server process: their deadlines hold here too, and it tells what they wait for.
+"""The rollouts in a server process: their deadlines hold here too, and it tells what they wait for and how
+many calls their endpoints get.
 
 Callers in other processes send the rollout's activity along as a header (`nemo_gym.activity`).
 """
 
 import logging
+from itertools import islice
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,8 +34,7 @@ class Activities:
             await self._app(scope, receive, send)
             return
         if scope["path"] == ACTIVITY_PATH and scope["method"] == "GET":
-            told = [activity.as_data() for activity, _ in zip(self._running, range(_SHOWN), strict=False)]
-            await send_answer(send, 200, [("content-type", "application/json")], encode_json(told))
+            await send_answer(send, 200, [("content-type", "application/json")], encode_json(self._told()))
             return
         header = next((value for name, value in scope["headers"] if name == _HEADER), None)
         activity = activity_from(header.decode("latin-1"), self._limits) if header is not None else None
@@ -41,6 +42,13 @@ class Activities:
             await self._app(scope, receive, send)
             return
         await self._run(activity, scope, receive, send)
+
+    def _told(self) -> dict[str, object]:
+        """What the rollouts here wait for, and how many calls each endpoint gets from here at once."""
+        return {
+            "rollouts": [activity.as_data() for activity in islice(self._running, _SHOWN)],
+            "limits": self._limits.current(),
+        }
 
     async def _run(self, activity: Activity, scope: Scope, receive: Receive, send: Send) -> None:
         current_activity.set(activity)  # every request has a context of its own

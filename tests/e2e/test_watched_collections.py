@@ -3,13 +3,15 @@
 import asyncio
 import re
 import signal
+import threading
 
 from nemo_gym.path_utils import status_path_for
 from scripts.scripted_endpoint import Output
-from tests.support.collecting import CALCULATOR, MODEL, Runs, failing, hang
+from tests.support.collecting import CALCULATOR, LONGEST_S, MODEL, Runs, failing, hang
 from tests.support.commands import NgRun, free_port, run_command, wait_until
 
 WAITING = re.compile(r"^(\d+:0) +calculator_simple_agent +\d+ s +(.*)$", re.M)
+TWO_MODEL_WORKERS = {"policy_model.responses_api_models.openai_model.num_workers": 2}
 REFUSED = re.compile(r"\d+ s in model call 1, \w+ try, 429")
 
 
@@ -20,13 +22,18 @@ async def too_busy(number: int, times: int) -> Output | None:
     return failing(429) if number == 0 else None
 
 
-def shown(runs: Runs, port: int) -> dict[str, str]:
-    """What `ng_status` says each rollout waits for."""
+def status_of(runs: Runs, port: int) -> str:
+    """What `ng_status` says of the collection."""
     output = str(runs.output.relative_to(runs.folder))
     status = run_command(
         "ng_status", f"+output_jsonl_fpath={output}", f"+head_server.port={port}", cwd=runs.folder
     )
-    return dict(WAITING.findall(status.stdout))
+    return status.stdout
+
+
+def shown(runs: Runs, port: int) -> dict[str, str]:
+    """What `ng_status` says each rollout waits for."""
+    return dict(WAITING.findall(status_of(runs, port)))
 
 
 def test_status_says_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: Runs) -> None:
@@ -62,6 +69,29 @@ def test_status_says_it_of_served_runs_too(runs: Runs) -> None:
         collector.send(signal.SIGTERM)
         collector.send(signal.SIGTERM)
         assert collector.wait() == 1
+
+
+def test_limits_that_served_processes_keep_stand_in_the_progress_and_the_status(runs: Runs) -> None:
+    let_go = threading.Event()
+
+    async def busy(number: int, times: int) -> Output | None:
+        await asyncio.to_thread(let_go.wait, LONGEST_S)
+        return None
+
+    runs.adder.trouble = busy
+    many = Runs(runs.folder, runs.endpoint, runs.adder, 40)
+    origin = runs.endpoint.base_url.removeprefix("http://").removesuffix("/v1")
+    with NgRun([CALCULATOR, MODEL], {**runs.endpoint.settings, **TWO_MODEL_WORKERS}) as fleet:
+        port = fleet.head.port
+        settings: dict[str, object] = {"head_server.port": port, "adaptive_concurrency": "true"}
+        collector = many.start(hosting="served", **settings, num_samples_in_parallel=40)
+        # Each of the two processes begins with 16.
+        collector.wait_until(lambda: f"limits: {origin} 32\n" in status_of(many, port))
+        let_go.set()
+        assert collector.wait() == 0, collector.output
+    limit = re.search(rf"limit {origin} (\d+)", collector.output)
+    assert limit is not None and int(limit[1]) >= 32
+    many.check_complete()
 
 
 def test_status_of_workers_is_that_of_all(runs: Runs) -> None:

@@ -120,7 +120,8 @@ def test_without_running_servers_the_command_hosts_them_and_reports(ng: Ng, worl
     metrics = json.loads(done.out[done.out.index("{") : done.out.index("}") + 1])
     assert metrics["mean/reward"] == 1.0
     assert '{\n  "mean/' in done.out
-    assert "2 planned = 2 succeeded + 0 failed + 0 not run; 0 retried" in done.out
+    assert "Result: 2 planned = 2 succeeded + 0 failed + 0 not run; 0 retried\n" in done.out
+    assert done.out.count("Rollouts: ") == 1
     for ending in ("_materialized_inputs.jsonl", ".jsonl", "_aggregate_metrics.json"):
         assert f": {name}{ending}\n" in done.out
         assert Path(name + ending).is_file()
@@ -158,6 +159,49 @@ def test_dry_run_refuses_what_a_run_would(ng: Ng, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"responses_create_params": {}}\n')
     arguments = ["+input_jsonl_fpath=in.jsonl", "+output_jsonl_fpath=out.jsonl", "+dry_run=true"]
     ng("collect_rollouts", *arguments).assert_complains("in.jsonl", "rows 0 have no agent", "+agent_name=")
+
+
+@pytest.mark.parametrize("hosting", ["embedded", "served"])
+def test_dry_run_names_an_agent_that_is_not_there(ng: Ng, world: World, tmp_path: Path, hosting: str) -> None:
+    servers = world.embedded if hosting == "embedded" else [world.to_served]
+    arguments = [*servers, *TUTORIAL, "+agent_name=example_single_tool_cal_simple_agent"]
+    dry = ng("collect_rollouts", *arguments, "+dry_run=true")
+    dry.assert_complains("did you mean example_single_tool_call_simple_agent?")
+    assert nothing_was_written(tmp_path)
+    assert ng("collect_rollouts", *arguments).err.endswith(dry.err)
+
+
+def test_dry_run_checks_the_agents_of_the_configuration_if_nobody_serves_it_yet(ng: Ng, world: World) -> None:
+    arguments = [*world.embedded, *TUTORIAL, "+hosting=served", "+dry_run=true"]
+    assert ng("collect_rollouts", *arguments).code == 0
+    ng("collect_rollouts", *arguments, "+agent_name=nobody").assert_complains("no agent 'nobody'")
+
+
+def test_dry_run_without_any_servers_says_that_agents_were_not_checked(ng: Ng, tmp_path: Path) -> None:
+    done = ng("collect_rollouts", *TUTORIAL, f"+head_server.port={free_port()}", "+dry_run=true")
+    assert (done.code, done.err) == (0, "")
+    assert "5 rows, 5 rollouts" in done.out
+    assert "The agents were not checked: no servers are configured" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_of_a_resumed_run_tells_what_is_left(ng: Ng, world: World) -> None:
+    assert ng("collect_rollouts", *world.embedded, *TUTORIAL, "+limit=2").code == 0
+    more = ["+resume_from_cache=true", "+dry_run=true"]
+    done = ng("collect_rollouts", *world.embedded, *TUTORIAL, *more)
+    assert (done.code, done.err) == (0, "")
+    assert "Resuming: 5 rollouts planned, 2 done, 0 left alone, 3 left" in done.out
+
+
+def test_misspelt_parameter_is_warned_of_and_sent_as_it_is(ng: Ng, world: World) -> None:
+    override = "+responses_create_params.temprature=0.7"
+    done = ng("collect_rollouts", *world.embedded, *TUTORIAL, "+limit=1", override)
+    assert done.code == 0
+    assert (
+        "warning: responses_create_params.temprature is not a parameter of the Responses API "
+        "(did you mean temperature?); it is sent as it is\n"
+    ) in done.err
+    assert {one["temprature"] for one in world.endpoint.requests} == {0.7}
 
 
 def nothing_was_written(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """The umbrella `ng` and the `ng_*` entry points, as processes."""
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,9 @@ import pytest
 
 from nemo_gym import __version__
 from nemo_gym.cli.main import COMMANDS, main
+from nemo_gym.config import parse_arguments, string_fields
 from tests.gym.cli.conftest import Ended
+from tests.support.answering_agent import MODEL_CONFIG
 from tests.support.commands import BIN, ROOT, run_command
 
 
@@ -102,6 +105,39 @@ def test_help_spells_types_and_defaults_as_the_command_line_does() -> None:
     assert "+restart_policy=  off | on_failure, default off" in text
     assert "+json_output=  bool, default false" in import_module("nemo_gym.cli.status").COMMAND.help()
     assert "+entrypoint=  str, required" in import_module("nemo_gym.cli.test").COMMAND.help()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_what_is_required_and_ends_with_how_to_write_it(name: str) -> None:
+    command = import_module(f"nemo_gym.cli.{name}").COMMAND
+    *_, settings, ending = command.help().split("\n\n")
+    shown = [line for line in settings.splitlines() if line.startswith("  +")]
+    assert len(shown) == len(command.options.model_fields)
+    is_optional = ["required" not in line for line in shown]
+    assert is_optional == sorted(is_optional)
+    assert ending.splitlines()[0].startswith("Each may be written +key=value, ")
+    assert ("Any other key" in ending) == command.reads_files
+    assert max(map(len, command.help().splitlines())) <= 140
+
+
+def test_help_names_a_key_that_means_something_to_the_command() -> None:
+    assert "+head_server.port=" in import_module("nemo_gym.cli.status").COMMAND.help()
+    assert "+policy_model_name" not in import_module("nemo_gym.cli.status").COMMAND.help()
+    assert "+head_server.port=" in import_module("nemo_gym.cli.aggregate_rollouts").COMMAND.help()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_example_of_the_help_can_be_pasted(name: str) -> None:
+    command = import_module(f"nemo_gym.cli.{name}").COMMAND
+    example = command.help().split("\n\n")[1].removeprefix("example: ")
+    program, *arguments = shlex.split(example.replace("\\\n", ""))  # as a shell reads it
+    assert program == f"ng_{name}"
+    values = parse_arguments(arguments, string_fields(command.options)).values
+    policy = {"policy_base_url", "policy_api_key", "policy_model_name"}
+    assert set(values) <= {*command.options.model_fields, *policy}
+    command.options.model_validate(values)
+    if any(MODEL_CONFIG in path for path in values.get("config_paths", [])):
+        assert policy <= set(values)
 
 
 def test_help_comes_before_any_complaint(umbrella: Umbrella) -> None:

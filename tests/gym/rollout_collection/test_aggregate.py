@@ -17,6 +17,13 @@ from nemo_gym.config.current import global_config_dict
 from nemo_gym.config.plain import frozen_dictconfig
 from nemo_gym.errors import ConfigError, InputError
 from nemo_gym.metrics import compute_aggregate_metrics
+from nemo_gym.path_utils import (
+    aggregate_metrics_path_for,
+    failures_path_for,
+    manifest_path_for,
+    materialized_path_for,
+    status_path_for,
+)
 from nemo_gym.rollout_collection.aggregate import RolloutAggregationHelper, _expand_input_glob
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.shards import Shards
@@ -121,6 +128,38 @@ def test_what_holds_no_rollouts_is_left_out() -> None:
     for _ in range(2):  # the second time its own output is among the matches
         assert entries(aggregate("*.jsonl"))[0]["agent_metrics"]["mean/reward"] == 1.0
         assert keys(read("all.jsonl")) == [(0, 0)]
+
+
+def test_glob_may_match_all_that_runs_leave_beside_their_rollouts() -> None:
+    write_shard("in/a.jsonl", [rollout(0, 0)])
+    write_shard("in/b.jsonl", [rollout(1, 0)])
+    Path("in/deeper").mkdir()
+    for path_for in (
+        materialized_path_for,
+        failures_path_for,
+        manifest_path_for,
+        aggregate_metrics_path_for,
+        status_path_for,
+    ):
+        path_for("in/a.jsonl").write_text("no rollout\n")
+    for name in (
+        "a.jsonl.20250101-000000.bak",
+        "a.jsonl.20250101-000000-1.torn",
+        "a_manifest.json.20250101-000000.bak",
+        ".a.jsonl.abcdef.tmp",
+        ".a_materialized_inputs.jsonl.candidate.tmp",
+    ):
+        write_shard(f"in/{name}", [rollout(7, 7)])
+    aggregate("in/*, in/.*", "in/all.jsonl")
+    aggregate("in/*, in/.*", "in/all.jsonl")  # what the first left is among the matches
+    assert keys(read("in/all.jsonl")) == [(0, 0), (1, 0)]
+
+
+def test_shard_may_have_any_other_name() -> None:
+    for number, name in enumerate(("a", "b.txt", ".hidden.jsonl", "c.tmp", "manifest.json")):
+        write_shard(f"in/{name}", [rollout(number, 0)])
+    aggregate("in/*, in/.hidden*")
+    assert len(read("all.jsonl")) == 5
 
 
 def test_merged_output_that_was_there_is_kept_under_another_name(caplog: pytest.LogCaptureFixture) -> None:

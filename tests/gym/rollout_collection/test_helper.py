@@ -207,6 +207,31 @@ def test_run_says_what_it_will_do(playground: Playground, capsys: Capture) -> No
     assert "Collecting rollouts: 6/6" in told
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("max_output_token", "max_output_tokens"),
+        ("max_tokens", "max_output_tokens"),
+        ("max_completion_tokens", "max_output_tokens"),
+        ("previous_responses_id", "previous_response_id"),
+    ],
+)
+def test_parameter_that_is_nearly_one_of_the_api_is_warned_of(
+    playground: Playground, capsys: Capture, name: str, meant: str
+) -> None:
+    playground.collect(responses_create_params={name: 7, "temperature": 0.5})
+    [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert f".{name} is not a parameter" in warning and f"(did you mean {meant}?)" in warning
+    assert all(json.loads(body)["responses_create_params"][name] == 7 for body in playground.bodies())
+
+
+def test_parameters_of_the_endpoint_itself_are_no_mistake(playground: Playground, capsys: Capture) -> None:
+    names = ("top_k", "min_p", "stop", "n", "logprobs", "repetition_penalty", "extra_body", "seed", "store")
+    playground.collect(responses_create_params=dict.fromkeys(names, 1))
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_agent_that_is_not_there_is_refused_with_the_nearest_before_anything_starts(
     playground: Playground,
 ) -> None:

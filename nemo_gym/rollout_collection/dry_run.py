@@ -1,0 +1,130 @@
+"""A dry run: what a run would do, in lines for people. It starts nothing and writes nothing."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.config import mask_secrets, max_rollout_attempts
+from nemo_gym.journal import read_lines
+from nemo_gym.path_utils import failures_path_for
+from nemo_gym.rollout_collection.collection import misspelt_parameters
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.materialize import Materialized, materialize
+from nemo_gym.rollout_collection.outcome import Key
+from nemo_gym.rollout_collection.resume import PastFailures, key_of, materialized_key, parsed
+from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
+
+_NOT_CHECKED = "The agents were not checked: no servers are configured, and no head server answers."
+_CHARACTERS_A_TOKEN = 4
+"""Of English text, roughly."""
+
+
+def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[str]:
+    """What would be run; raises what a run would refuse. Without servers the agents are not checked."""
+    size, earlier = _Size(), _EarlierRun.of(config)
+
+    def take(line: bytes) -> None:
+        size.take(parsed(line))
+        earlier.take(packed(materialized_key(line, config.materialized_jsonl_fpath)))
+
+    plan = materialize(config, take)
+    if servers is not None:
+        servers.check_agents(plan.by_agent)
+    return [
+        *misspelt_parameters(config),
+        f"Dry run: {plan.num_rows} rows, {plan.planned} rollouts; nothing is started or written.",
+        *(f"  {agent}: {number} rollouts" for agent, number in plan.by_agent.most_common()),
+        *([] if servers is not None else [_NOT_CHECKED]),
+        *(_resumption(config, plan, earlier) if config.resume_from_cache else []),
+        "The first materialized row:",
+        json.dumps(mask_secrets(json.loads(plan.sample)), indent=2, ensure_ascii=False),
+        str(size),
+    ]
+
+
+@dataclass
+class _Size:
+    """What the rollouts of a plan ask of their models."""
+
+    characters: int = 0
+    output_tokens: int | None = 0
+    """Most of one call of every rollout; None where a row has no bound."""
+
+    def take(self, row: dict[str, Any]) -> None:
+        params = row[RESPONSES_CREATE_PARAMS_KEY_NAME]
+        self.characters += len(json.dumps(params, ensure_ascii=False))
+        bound = params.get("max_output_tokens")
+        is_bounded = self.output_tokens is not None and isinstance(bound, int)
+        self.output_tokens = self.output_tokens + bound if is_bounded else None
+
+    def __str__(self) -> str:
+        tokens = self.characters // _CHARACTERS_A_TOKEN
+        most = self.output_tokens
+        told = f", at most {most:,} output tokens a call" if most is not None else ""
+        return f"About {tokens:,} input tokens for the first call of every rollout{told}"
+
+
+@dataclass
+class _EarlierRun:
+    """What an earlier run left of the plan, read as it stands: what is torn counts as left."""
+
+    missing: list[str]
+    """The files without which there is nothing to resume."""
+    done: set[int] = field(default_factory=set)
+    left_alone: set[int] = field(default_factory=set)
+    num_done: int = 0
+    num_left_alone: int = 0
+
+    @classmethod
+    def of(cls, config: RolloutCollectionConfig) -> "_EarlierRun":
+        output = Path(config.output_jsonl_fpath)
+        files = (config.materialized_jsonl_fpath, output)
+        run = cls([str(path) for path in files if not path.exists()])
+        if config.resume_from_cache and not run.missing:
+            past = PastFailures()
+            for key, record in _keyed(failures_path_for(output)):
+                past.take(key, record)
+            run.done = {packed(key) for key, _ in _keyed(output)}
+            run.left_alone = set(past.left_alone(max_rollout_attempts())) - run.done
+        return run
+
+    def take(self, name: int) -> None:
+        """One rollout of the plan."""
+        self.num_done += name in self.done
+        self.num_left_alone += name in self.left_alone
+
+
+def _keyed(path: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """The lines of a file that a resumed run would keep."""
+    if not path.exists():
+        return
+    for line in read_lines(path):
+        try:
+            record = parsed(line.data)
+        except (ValueError, RecursionError):
+            continue
+        key = key_of(record) if isinstance(record, dict) else None
+        if key is not None:
+            yield key, record
+
+
+def _resumption(config: RolloutCollectionConfig, plan: Materialized, earlier: _EarlierRun) -> list[str]:
+    if earlier.missing:
+        return [f"Nothing to resume: {' and '.join(earlier.missing)} not there. The run would start afresh."]
+    left = plan.planned - earlier.num_done - earlier.num_left_alone
+    counts = f"{earlier.num_done} done, {earlier.num_left_alone} left alone, {left} left"
+    lines = [f"Resuming: {plan.planned} rollouts planned, {counts}"]
+    materialized = config.materialized_jsonl_fpath
+    with materialized.open("rb") as file:
+        is_same = hashlib.file_digest(file, "sha256").hexdigest() == plan.digest
+    if not is_same:
+        lines.append(
+            f"The plan is not that of the earlier run, {materialized}: more rollouts are run, any other "
+            "change is refused unless +allow_changed_inputs=true."
+        )
+    return lines

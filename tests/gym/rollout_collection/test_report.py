@@ -1,0 +1,80 @@
+"""What is said at the end of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.answering_agent import Playground, row
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
+    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = Playground(tmp_path)
+    made.give(row("a"), row("b"), row("c"))
+    return made
+
+
+def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playground, capsys: Capture) -> None:
+    playground.collect()
+    told = capsys.readouterr()
+    assert told.out == ""
+    lines = told.err.splitlines()
+    assert lines[lines.index("Key metrics of answering:") :] == [
+        "Key metrics of answering:",
+        "{",
+        '  "mean/reward": 1.0',
+        "}",
+        "Result: 3 planned = 3 succeeded + 0 failed + 0 not run; 0 retried",
+        "Materialized inputs: out/rollouts_materialized_inputs.jsonl",
+        "Rollouts: out/rollouts.jsonl",
+        "Aggregate metrics: out/rollouts_aggregate_metrics.json",
+        "Manifest: out/rollouts_manifest.json",
+    ]
+
+
+def test_failures_are_told_with_their_causes_and_how_to_resume(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.answer("1:0", "no rollout", status=400)
+    playground.collect()
+    told = capsys.readouterr().err
+    assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in told
+    assert "\n  1 x data: ServerCallError 400" in told
+    assert "\nFailures: out/rollouts_failures.jsonl\n" in told
+    assert told.endswith("The same command with +resume_from_cache=true runs what is missing.\n")
+
+
+def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.answer("1:0", "no rollout", status=503)
+    playground.collect()
+    playground.answer_well()
+    capsys.readouterr()
+    playground.collect(resume_from_cache=True)
+    told = capsys.readouterr().err
+    assert "3 planned = 3 succeeded + 0 failed" in told
+    assert "\nFailures of earlier runs: out/rollouts_failures.jsonl\n" in told
+    assert "\nFailures: " not in told
+
+
+def test_failures_that_are_left_alone_are_this_runs_too(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
+    playground.collect()
+    capsys.readouterr()
+    playground.collect(resume_from_cache=True)
+    told = capsys.readouterr().err
+    assert "\nFailures: out/rollouts_failures.jsonl\n" in told
+    assert told.endswith("Not all rollouts succeeded.\n")  # nothing that a resumed run would run
+
+
+def test_every_line_of_the_end_has_a_name_of_its_own(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", "no rollout", status=400)
+    playground.collect()
+    told = capsys.readouterr().err
+    names = [line.partition(": ")[0] for line in told[told.index("Result: ") :].splitlines()]
+    assert len(names) == len(set(names))

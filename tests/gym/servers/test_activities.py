@@ -1,0 +1,82 @@
+"""What a server process tells of its rollouts."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from nemo_gym.activity import ROLLOUT_HEADER, Activity, EndpointLimits, current_activity
+from nemo_gym.servers.activities import Activities
+from nemo_gym.types import ACTIVITY_PATH
+
+ENDPOINT = "http://host:8000/v1/responses"
+
+
+class Process:
+    """A served process whose rollouts all ask the endpoint, and wait."""
+
+    def __init__(self) -> None:
+        self._let_go = asyncio.Event()
+        self._app = Activities(self._play)
+
+    async def _play(self, scope: Scope, receive: Receive, send: Send) -> None:
+        activity = current_activity.get()
+        assert activity is not None
+        if activity.limits is not None:
+            activity.limits.of(ENDPOINT)
+        activity.begin("/v1/responses")
+        await self._let_go.wait()
+
+    def play(self, activity: Activity) -> "asyncio.Task[Any]":
+        headers = [(ROLLOUT_HEADER.encode(), activity.header().encode())]
+        return asyncio.create_task(self._request("POST", "/run", headers))
+
+    async def told(self) -> Any:
+        return json.loads(await self._request("GET", ACTIVITY_PATH, []))
+
+    def let_go(self) -> None:
+        self._let_go.set()
+
+    async def _request(self, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+        body = b""
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal body
+            body += message.get("body", b"")
+
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        await self._app(scope, receive, send)
+        return body
+
+
+def test_process_tells_what_its_rollouts_wait_for_and_how_many_calls_their_endpoints_get() -> None:
+    async def run() -> None:
+        process = Process()
+        assert await process.told() == {"rollouts": [], "limits": {}}
+        playing = process.play(Activity("3:1", limits=EndpointLimits(64)))
+        await asyncio.sleep(0)
+        told = await process.told()
+        assert [one["rollout"] for one in told["rollouts"]] == ["3:1"]
+        assert "model call 1" in told["rollouts"][0]["waits_for"]
+        assert told["limits"] == {"host:8000": 16}
+        process.let_go()
+        await playing
+        assert (await process.told())["rollouts"] == []
+
+    asyncio.run(run())
+
+
+def test_rollouts_whose_concurrency_does_not_adapt_have_no_limits() -> None:
+    async def run() -> None:
+        process = Process()
+        playing = process.play(Activity("0:0"))
+        await asyncio.sleep(0)
+        assert (await process.told())["limits"] == {}
+        process.let_go()
+        await playing
+
+    asyncio.run(run())
