@@ -129,7 +129,7 @@ def ratios(bench: Bench, number: int, *arguments: str, rounds: int = 5) -> list[
 
 def embedded() -> list[Bar]:
     with new_bench() as bench:
-        ratio = median(ratios(bench, 5000, "+num_samples_in_parallel=64"))
+        ratio = median(ratios(bench, 8000, "+num_samples_in_parallel=64", rounds=7))
     return [Bar("embedded, 64 in flight: CPU a rollout / floor", ratio, 2.5)]
 
 
