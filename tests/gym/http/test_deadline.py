@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from nemo_gym.http import deadline
 from nemo_gym.http.deadline import Deadline
 
 
@@ -87,3 +88,61 @@ def test_an_error_of_the_block_passes() -> None:
 
     with pytest.raises(KeyError):
         asyncio.run(failing())
+
+
+def test_each_of_many_deadlines_passes_in_its_own_time_and_not_before() -> None:
+    async def all_late() -> list[float]:
+        loop = asyncio.get_running_loop()
+
+        async def late(begin_s: float) -> float:
+            await asyncio.sleep(begin_s)
+            began = loop.time()
+            with pytest.raises(TimeoutError), Deadline(0.1):
+                await asyncio.sleep(10)
+            return loop.time() - began
+
+        return await asyncio.gather(*[late(number / 100) for number in range(20)])
+
+    assert all(0.098 <= waited < 1 for waited in asyncio.run(all_late()))
+
+
+def test_one_that_ends_in_time_does_not_keep_later_ones_from_passing() -> None:
+    async def mixed() -> list[str]:
+        async def take(seconds: float) -> str:
+            try:
+                with Deadline(0.1):
+                    await asyncio.sleep(seconds)
+            except TimeoutError:
+                return "late"
+            return "in time"
+
+        first = asyncio.create_task(take(0.01))
+        await asyncio.sleep(0.05)
+        return await asyncio.gather(first, take(5), take(0.01), take(5))
+
+    assert asyncio.run(mixed()) == ["in time", "late", "in time", "late"]
+
+
+def test_no_timer_outlives_its_block_whatever_its_length() -> None:
+    async def run() -> int:
+        for number in range(50):
+            with Deadline(100 + number / 7):
+                pass
+        return sum(not handle.cancelled() for handle in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+
+    assert asyncio.run(run()) == 0
+    assert not deadline._queues
+
+
+def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
+    async def cut_off() -> None:
+        async def waiting() -> None:
+            with Deadline(100):
+                await asyncio.sleep(100)
+
+        task = asyncio.create_task(waiting())
+        await asyncio.sleep(0)
+        assert deadline._queues and not task.done()
+
+    asyncio.run(cut_off())  # which cancels what is left
+    assert not deadline._queues
