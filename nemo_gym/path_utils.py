@@ -28,6 +28,17 @@ def status_path_for(output_path: str | Path) -> Path:
     return _beside(output_path, "_status.json")
 
 
+def files_of_run(output_path: str | Path) -> list[Path]:
+    """All that a run leaves: the output itself and what stands beside it."""
+    beside = (
+        materialized_path_for,
+        failures_path_for,
+        manifest_path_for,
+        aggregate_metrics_path_for,
+    )
+    return [Path(output_path), *(path_for(output_path) for path_for in beside)]
+
+
 def _beside(output_path: str | Path, ending: str) -> Path:
     path = Path(output_path)
     return path.with_name(path.stem + ending)

@@ -10,12 +10,7 @@ from typing import Any
 from nemo_gym.config import max_rollout_attempts
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
-from nemo_gym.path_utils import (
-    aggregate_metrics_path_for,
-    failures_path_for,
-    manifest_path_for,
-    materialized_path_for,
-)
+from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.materialize import (
@@ -65,14 +60,8 @@ def prepare_folder(config: RolloutCollectionConfig) -> None:
     if not os.access(output.parent, os.W_OK):
         raise ConfigError(f"output_jsonl_fpath: {output.parent} is not writable; make it so, or {other}")
     source = find_input(config)
-    if source is not None and any(path.exists() and source.samefile(path) for path in _files_of(output)):
+    if source is not None and any(path.exists() and source.samefile(path) for path in files_of_run(output)):
         raise ConfigError(f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {other}")
-
-
-def _files_of(output: Path) -> list[Path]:
-    """All that a run leaves, which the next one sets aside."""
-    beside = (failures_path_for, manifest_path_for, aggregate_metrics_path_for)
-    return [output, materialized_path_for(output), *(path_for(output) for path_for in beside)]
 
 
 def prepare(config: RolloutCollectionConfig, servers: Servers, note: Note) -> Prepared:
@@ -93,7 +82,7 @@ def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note)
         servers.check_agents(plan.by_agent)
         _warn_of_repeats(plan, note)
         file.flush()  # a full disk shows itself before the earlier run is set aside
-        moved = set_aside(_files_of(output))
+        moved = set_aside(files_of_run(output))
     if moved:
         names = ", ".join(path.name for path in moved)
         note(f"An earlier run's files are set aside: {names} (+resume_from_cache=true carries it on instead)")

@@ -17,13 +17,7 @@ from typing import Any
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import OutputInUseError
 from nemo_gym.journal import cannot_write, remove_leftovers
-from nemo_gym.path_utils import (
-    aggregate_metrics_path_for,
-    failures_path_for,
-    manifest_path_for,
-    materialized_path_for,
-    status_path_for,
-)
+from nemo_gym.path_utils import files_of_run, status_path_for
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +51,7 @@ def exclusive(output: Path) -> Iterator[StatusFile]:
     path = status_path_for(output)
     descriptor = _locked(path, output)
     try:
-        remove_leftovers(_companions(output))
+        remove_leftovers(files_of_run(output))
         status = StatusFile(descriptor, output)
         status.write()
         yield status
@@ -65,17 +59,6 @@ def exclusive(output: Path) -> Iterator[StatusFile]:
         with suppress(OSError):
             path.unlink()
         os.close(descriptor)
-
-
-def _companions(output: Path) -> list[Path]:
-    """Every file that a collection writes as a whole, or mends."""
-    return [
-        output,
-        materialized_path_for(output),
-        failures_path_for(output),
-        manifest_path_for(output),
-        aggregate_metrics_path_for(output),
-    ]
 
 
 def _locked(path: Path, output: Path) -> int:
