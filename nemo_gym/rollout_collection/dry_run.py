@@ -37,6 +37,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[st
         servers.check_agents(plan.by_agent)
     return [
         *misspelt_parameters(config),
+        *plan.warnings(),
         f"Dry run: {plan.num_rows} rows, {plan.planned} rollouts; nothing is started or written.",
         *(f"  {agent}: {number} rollouts" for agent, number in plan.by_agent.most_common()),
         *([] if servers is not None else [_NOT_CHECKED]),

@@ -39,6 +39,13 @@ class Materialized:
     """The first of them."""
     unused_repeats: list[str]
 
+    def warnings(self) -> list[str]:
+        """What is odd about the plan, though it can be run."""
+        if not self.unused_repeats:
+            return []
+        names = ", ".join(self.unused_repeats)
+        return [f"warning: num_repeats has entries for agents that never occur: {names}"]
+
     def as_data(self, recipe: dict[str, Any]) -> dict[str, Any]:
         """For the manifest."""
         return {

@@ -16,7 +16,6 @@ from nemo_gym.rollout_collection.manifest import Manifest, differences, flattene
 from nemo_gym.rollout_collection.materialize import (
     INPUT_DIGEST,
     RECIPE_DIGEST,
-    Materialized,
     find_input,
     materialize,
     recipe_of,
@@ -80,7 +79,8 @@ def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note)
     with new_file(materialized) as file:
         plan = materialize(config, file.write)
         servers.check_agents(plan.by_agent)
-        _warn_of_repeats(plan, note)
+        for warning in plan.warnings():
+            note(warning)
         file.flush()  # a full disk shows itself before the earlier run is set aside
         moved = set_aside(files_of_run(output))
     if moved:
@@ -92,13 +92,6 @@ def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note)
         materialized, max_attempts=max_rollout_attempts(), by_agent=plan.by_agent, planned=plan.planned
     )
     return Prepared(owed, manifest)
-
-
-def _warn_of_repeats(plan: Materialized, note: Note) -> None:
-    if plan.unused_repeats:
-        note(
-            f"warning: num_repeats has entries for agents that never occur: {', '.join(plan.unused_repeats)}"
-        )
 
 
 @dataclass
@@ -142,7 +135,8 @@ class _Resuming:
             with new_file(candidate) as file:
                 plan = materialize(self.config, file.write)
                 self.servers.check_agents(plan.by_agent)
-                _warn_of_repeats(plan, self.note)
+                for warning in plan.warnings():
+                    self.note(warning)
             if plan.digest == made[1]:
                 self._refuse(changed)
                 return plan.as_data(recipe)

@@ -20,15 +20,6 @@ from tests.support.commands import free_port
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    made = Playground(tmp_path)
-    made.give(row("a"), row("b"), row("c"))
-    return made
-
-
 def told(playground: Playground, servers: Servers | None = None, **settings: Any) -> str:
     return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers))
 
@@ -52,6 +43,11 @@ def test_without_servers_it_says_that_agents_were_not_checked(playground: Playgr
     text = told(playground, None, agent_name="whoever")
     assert "whoever: 3 rollouts" in text
     assert "The agents were not checked: no servers are configured" in text
+
+
+def test_repeats_of_agents_that_never_occur_are_warned_of(playground: Playground) -> None:
+    text = told(playground, num_repeats={"answering": 2, "nobody": 3})
+    assert "warning: num_repeats has entries for agents that never occur: nobody" in text
 
 
 def test_tokens_are_those_of_all_rows(playground: Playground) -> None:

@@ -26,15 +26,6 @@ CALCULATOR = ["resources_servers/calculator/configs/calculator.yaml", MODEL_CONF
 CALCULATOR_AGENT = "calculator_simple_agent"
 
 
-@pytest.fixture
-def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    made = Playground(tmp_path)
-    made.give(row("a"), row("b"), row("c"))
-    return made
-
-
 def test_rollouts_are_a_sequence_sorted_by_key(playground: Playground) -> None:
     rollouts = playground.collect(num_repeats=4)
     assert isinstance(rollouts, Sequence)

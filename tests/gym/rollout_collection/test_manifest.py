@@ -4,7 +4,6 @@ import hashlib
 import json
 import platform
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +15,6 @@ from tests.support.answering_agent import MODEL_CONFIG, Playground, records_of, 
 
 SECRET = "sk-this-must-not-be-seen-anywhere"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-
-
-@pytest.fixture
-def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    made = Playground(tmp_path)
-    made.give(row("a"), row("b"), row("c"))
-    return made
 
 
 def manifest_of(playground: Playground) -> dict[str, Any]:

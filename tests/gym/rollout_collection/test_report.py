@@ -1,21 +1,10 @@
 """What is said at the end of a run."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.support.answering_agent import Playground, row
+from tests.support.answering_agent import Playground
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    made = Playground(tmp_path)
-    made.give(row("a"), row("b"), row("c"))
-    return made
 
 
 def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playground, capsys: Capture) -> None:

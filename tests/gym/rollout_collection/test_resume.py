@@ -16,16 +16,6 @@ NO_ROLLOUT = "[1, 2]"
 """An answer that is the task's own fault."""
 
 
-@pytest.fixture
-def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
-    monkeypatch.delenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    made = Playground(tmp_path)
-    made.give(row("a"), row("b"), row("c"))
-    return made
-
-
 def set_aside_of(playground: Playground) -> list[Path]:
     """Files that hold what was moved out of the way, none of which a glob for rollouts finds."""
     names = [path for path in playground.output.parent.iterdir() if path.suffix in (".bak", ".torn")]

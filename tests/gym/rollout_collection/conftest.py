@@ -1,0 +1,18 @@
+"""A folder in which rollouts are collected."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.answering_agent import Playground, row
+
+
+@pytest.fixture
+def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
+    """Three rows, and an agent that answers them; the working directory."""
+    monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
+    monkeypatch.delenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    made = Playground(tmp_path)
+    made.give(row("a"), row("b"), row("c"))
+    return made
