@@ -7,6 +7,7 @@ calls below note on it what they do. Between server processes it travels as a he
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -40,17 +41,22 @@ class EndpointLimit:
         self._decreased_at = float("-inf")
 
     async def acquire(self) -> float:
-        """Wait for a slot; gives the time at which it was had, for `release`."""
-        while self.in_flight >= int(self.limit):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._wake()  # it was our turn: somebody else's now
-                raise
-        self.in_flight += 1
+        """Wait for a slot, first come, first served; gives the time at which it was had, for `release`."""
+        if self.in_flight < int(self.limit):  # then nobody waits
+            self.in_flight += 1
+            return time.monotonic()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with suppress(ValueError):  # passed over in the meantime
+                    self._waiting.remove(turn)
+            else:  # it was our turn: somebody else's now
+                self.in_flight -= 1
+                self._wake()
+            raise
         return time.monotonic()
 
     def release(self, began: float, *, overloaded: bool, answered: bool) -> None:
@@ -67,12 +73,12 @@ class EndpointLimit:
         self._wake()
 
     def _wake(self) -> None:
-        free = int(self.limit) - self.in_flight
-        while free > 0 and self._waiting:
+        """Hand free slots to those who wait; each has its slot from now on, before it runs."""
+        while self._waiting and self.in_flight < int(self.limit):
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
-                free -= 1
+                self.in_flight += 1
 
 
 @dataclass

@@ -18,7 +18,7 @@ from nemo_gym.client import ServerClient
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.journal import make_parent, new_file, set_aside
 from nemo_gym.metrics import Columns
-from nemo_gym.path_utils import aggregate_metrics_path_for
+from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for
 from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.shards import Settled, ShardRollout, Shards, measured
@@ -103,6 +103,11 @@ def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
     if len(shards) < len(found):
         if not shards and not config.merge_shards:
             shards = found  # metrics of one file anew: nothing is merged into it
+        elif manifest_path_for(output).exists():
+            raise ConfigError(
+                f"output_jsonl_fpath: {output} is one of the shards: its manifest stands beside it; "
+                "choose another +output_jsonl_fpath="
+            )
         else:
             notice(f"Left out: {output}, the merged output itself.")
     if not shards:

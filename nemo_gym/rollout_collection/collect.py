@@ -13,7 +13,7 @@ from nemo_gym.activity import Activity, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.config import max_rollout_attempts
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.http import get_response_json, raise_for_status
 from nemo_gym.journal import read_lines
 from nemo_gym.metrics.baseline import numeric_fields
@@ -145,6 +145,8 @@ def _packed_key(row: Mapping[str, Any]) -> int:
 
 async def _played(client: ServerClient, row: Row) -> Row:
     """What the agent makes of one row."""
+    if not agent_of(row):
+        raise InputError(f'a row names no agent; give it "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}}')
     rollout = f"{row.get(TASK_INDEX_KEY_NAME, '?')}:{row.get(ROLLOUT_INDEX_KEY_NAME, '?')}"
     current_activity.set(Activity(rollout, _CALL_TIMEOUT_S))
     response = await client.post(agent_of(row), "/run", json=row, timeout=_ROLLOUT_TIMEOUT_S)

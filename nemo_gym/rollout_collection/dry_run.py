@@ -1,6 +1,5 @@
 """A dry run: what a run would do, in lines for people. It starts nothing and writes nothing."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.config import mask_secrets, max_rollout_attempts
+from nemo_gym.config.hints import listed
+from nemo_gym.errors import ChangedInputsError
 from nemo_gym.journal import read_lines
-from nemo_gym.path_utils import failures_path_for
+from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.rollout_collection.collection import misspelt_parameters
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.manifest import Manifest
 from nemo_gym.rollout_collection.materialize import Materialized, materialize
 from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.resume import PastFailures, key_of, materialized_key, parsed
@@ -30,7 +32,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[st
 
     def take(line: bytes) -> None:
         size.take(parsed(line))
-        earlier.take(packed(materialized_key(line, config.materialized_jsonl_fpath)))
+        earlier.take(line)
 
     plan = materialize(config, take)
     if servers is not None:
@@ -41,7 +43,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[st
         f"Dry run: {plan.num_rows} rows, {plan.planned} rollouts; nothing is started or written.",
         *(f"  {agent}: {number} rollouts" for agent, number in plan.by_agent.most_common()),
         *([] if servers is not None else [_NOT_CHECKED]),
-        *(_resumption(config, plan, earlier) if config.resume_from_cache else []),
+        *(earlier.resumption(plan, servers) if config.resume_from_cache else []),
         "The first materialized row:",
         json.dumps(mask_secrets(json.loads(plan.sample)), indent=2, ensure_ascii=False),
         str(size),
@@ -74,30 +76,63 @@ class _Size:
 class _EarlierRun:
     """What an earlier run left of the plan, read as it stands: what is torn counts as left."""
 
+    config: RolloutCollectionConfig
     missing: list[str]
     """The files without which there is nothing to resume."""
     done: set[int] = field(default_factory=set)
     left_alone: set[int] = field(default_factory=set)
+    rows: dict[int, int] = field(default_factory=dict)
+    """Hashes of the rows of its plan, less those that the new one has too."""
     num_done: int = 0
     num_left_alone: int = 0
+    num_changed: int = 0
 
     @classmethod
     def of(cls, config: RolloutCollectionConfig) -> "_EarlierRun":
-        output = Path(config.output_jsonl_fpath)
-        files = (config.materialized_jsonl_fpath, output)
-        run = cls([str(path) for path in files if not path.exists()])
+        output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
+        run = cls(config, [str(path) for path in (materialized, output) if not path.exists()])
         if config.resume_from_cache and not run.missing:
             past = PastFailures()
             for key, record in _keyed(failures_path_for(output)):
                 past.take(key, record)
             run.done = {packed(key) for key, _ in _keyed(output)}
             run.left_alone = set(past.left_alone(max_rollout_attempts())) - run.done
+            for line in read_lines(materialized):
+                run.rows[packed(materialized_key(line.data, materialized))] = hash(line.data)
         return run
 
-    def take(self, name: int) -> None:
+    def take(self, line: bytes) -> None:
         """One rollout of the plan."""
+        name = packed(materialized_key(line, self.config.materialized_jsonl_fpath))
         self.num_done += name in self.done
         self.num_left_alone += name in self.left_alone
+        before = self.rows.pop(name, None)
+        self.num_changed += before is not None and before != hash(line.removesuffix(b"\n"))
+
+    def resumption(self, plan: Materialized, servers: Servers | None) -> list[str]:
+        """How the plan would be carried on; refuses what a run would."""
+        if self.missing:
+            return [f"Nothing to resume: {' and '.join(self.missing)} not there. The run would start afresh."]
+        changes = self._changes(servers)
+        if changes and not self.config.allow_changed_inputs:
+            raise ChangedInputsError(
+                f"{self.config.output_jsonl_fpath} was collected with something else:{listed(changes)}\n"
+                "A run would say what differs and stop, unless +allow_changed_inputs=true"
+            )
+        left = plan.planned - self.num_done - self.num_left_alone
+        counts = f"{self.num_done} done, {self.num_left_alone} left alone, {left} left"
+        return [f"Resuming: {plan.planned} rollouts planned, {counts}", *changes]
+
+    def _changes(self, servers: Servers | None) -> list[str]:
+        earlier = Manifest.load(manifest_path_for(self.config.output_jsonl_fpath))
+        changes = (
+            earlier.changed_servers(servers.values) if earlier is not None and servers is not None else []
+        )
+        if self.num_changed:
+            changes.append(f"{self.num_changed} rollouts have other inputs")
+        if self.rows:
+            changes.append(f"{len(self.rows)} rollouts of the earlier plan are not in this one")
+        return changes
 
 
 def _keyed(path: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
@@ -112,20 +147,3 @@ def _keyed(path: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
         key = key_of(record) if isinstance(record, dict) else None
         if key is not None:
             yield key, record
-
-
-def _resumption(config: RolloutCollectionConfig, plan: Materialized, earlier: _EarlierRun) -> list[str]:
-    if earlier.missing:
-        return [f"Nothing to resume: {' and '.join(earlier.missing)} not there. The run would start afresh."]
-    left = plan.planned - earlier.num_done - earlier.num_left_alone
-    counts = f"{earlier.num_done} done, {earlier.num_left_alone} left alone, {left} left"
-    lines = [f"Resuming: {plan.planned} rollouts planned, {counts}"]
-    materialized = config.materialized_jsonl_fpath
-    with materialized.open("rb") as file:
-        is_same = hashlib.file_digest(file, "sha256").hexdigest() == plan.digest
-    if not is_same:
-        lines.append(
-            f"The plan is not that of the earlier run, {materialized}: more rollouts are run, any other "
-            "change is refused unless +allow_changed_inputs=true."
-        )
-    return lines

@@ -1,5 +1,6 @@
 """The ledger of a run: planned = succeeded + failed by kind + not run, at every moment."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 _FEWEST = 20
 """Rollouts that must have been started before a share of them says anything."""
 _LONGEST_CAUSE = 200
+_SECONDS = re.compile(r"\b\d+ s in ")
+"""How long a rollout had waited when it was cut: each another time, for the same cause."""
 
 
 @dataclass
@@ -92,5 +95,5 @@ class Ledger:
 
 def _brief(message: str) -> str:
     """The end of a long message: an error that came through several servers has its cause there."""
-    text = message.replace("\\", "")
+    text = _SECONDS.sub("in ", message.replace("\\", ""))
     return text if len(text) <= _LONGEST_CAUSE else f"… {text[-_LONGEST_CAUSE:]}"

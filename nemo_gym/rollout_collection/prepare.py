@@ -23,6 +23,7 @@ from nemo_gym.rollout_collection.materialize import (
 from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.resume import (
     Owed,
+    forget_failures,
     materialized_key,
     parsed,
     read_failures,
@@ -85,7 +86,8 @@ def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note)
         moved = set_aside(files_of_run(output))
     if moved:
         names = ", ".join(path.name for path in moved)
-        note(f"An earlier run's files are set aside: {names} (+resume_from_cache=true carries it on instead)")
+        hint = "" if config.resume_from_cache else " (+resume_from_cache=true carries it on instead)"
+        note(f"An earlier run's files are set aside: {names}{hint}")
     manifest = Manifest.new(manifest_path_for(output), config.model_dump(), servers.values)
     manifest.data["materialized_inputs"] = plan.as_data(recipe_of(config))
     owed = Owed(
@@ -122,8 +124,13 @@ class _Resuming:
         inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
         recipe = recipe_of(self.config)
         if find_input(self.config) is None:
+            if other := changed_recipe(inputs, recipe):
+                raise ChangedInputsError(
+                    f"{self.config.input_jsonl_fpath} is not there, and to change the plan takes it:"
+                    f"{_listed(other)}\nPut it back, or resume with the settings of the earlier run"
+                )
             self.note(f"{self.config.input_jsonl_fpath} is not there; going on with {self.materialized}")
-            self._refuse([*changed, *changed_recipe(inputs, recipe)])
+            self._refuse(changed)
             return inputs
         # A run that was killed while it took on a larger plan has not got that far in its manifest.
         made = (recipe, _digest(self.materialized))
@@ -151,28 +158,35 @@ class _Resuming:
             candidate.unlink(missing_ok=True)
 
     def _keep_played_rows(self, candidate: Path) -> str:
-        """Rollouts that were played keep the inputs they were played with; gives the new plan's digest."""
+        """Rollouts that were played keep the inputs they were played with; gives the new plan's digest.
+
+        Failures of inputs that have changed no longer count.
+        """
         found, recovery = recover_output(self.output)
         self._tell(self.output, recovery)
-        played = set(found.index.keys)
+        played, changed = set(found.index.keys), set()
         before = {
-            name: line.offset
+            packed(materialized_key(line.data, self.materialized)): line.offset
             for line in read_lines(self.materialized)
-            if (name := packed(materialized_key(line.data, self.materialized))) in played
         }
         with self.materialized.open("rb") as earlier, new_file(candidate) as file:
             for line in read_lines(candidate):
-                offset = before.get(packed(materialized_key(line.data, candidate)))
-                if offset is not None:
-                    earlier.seek(offset)
-                file.write(line.data + b"\n" if offset is None else earlier.readline())
+                now, name = line.data + b"\n", packed(materialized_key(line.data, candidate))
+                then = now
+                if name in before:
+                    earlier.seek(before[name])
+                    then = earlier.readline()
+                if then != now:
+                    changed.add(name)
+                file.write(then if name in played else now)
+        failures = failures_path_for(self.output)
+        self._tell(failures, forget_failures(failures, changed - played))
         return _digest(candidate)
 
     def _refuse(self, changed: list[str]) -> None:
         if not changed:
             return
-        more = f"\n  … and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-        text = "".join(f"\n  {line}" for line in changed[:_SHOWN]) + more
+        text = _listed(changed)
         if not self.config.allow_changed_inputs:
             raise ChangedInputsError(
                 f"{self.output} was collected with something else:{text}\n"
@@ -248,6 +262,11 @@ def changed_rows(before: Path, now: Path) -> list[str]:
             f"{len(hashes)} rollouts of the earlier plan are not in this one (limit or num_repeats?)"
         )
     return texts
+
+
+def _listed(changed: list[str]) -> str:
+    more = f"\n  … and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    return "".join(f"\n  {line}" for line in changed[:_SHOWN]) + more
 
 
 def _row_differences(before: bytes, now: bytes) -> list[str]:

@@ -121,6 +121,15 @@ def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
     return past, _mend_keyed(path, past.take)
 
 
+def forget_failures(path: Path, names: set[int]) -> Recovery:
+    """Set aside what failed with inputs that are no more."""
+    if not path.exists() or not names:
+        return Recovery()
+    return _mend_keyed(
+        path, lambda key, _: "is of an input that has changed" if packed(key) in names else None
+    )
+
+
 @dataclass
 class Owed:
     """The work that is left."""
@@ -169,6 +178,7 @@ class Owed:
 _KEY_AT_END = re.compile(
     rb',"%s":(\d+),"%s":(\d+)\}\n?\Z' % (TASK_INDEX_KEY_NAME.encode(), ROLLOUT_INDEX_KEY_NAME.encode())
 )
+_AFRESH = "start afresh, without +resume_from_cache=true, which sets the earlier run aside"
 _LONGEST_KEY = 96
 """Bytes within which the key stands at the end of a materialized line."""
 
@@ -188,7 +198,7 @@ def materialized_key(line: bytes, path: Path) -> Key:
         return Key(int(found[1]), int(found[2]))
     key = key_of(_row(line, path))
     if key is None:
-        raise JournalError(f"{path}: a line has no key: {line[:80]!r}; start afresh")
+        raise JournalError(f"{path}: a line has no key: {line[:80]!r}; {_AFRESH}")
     return key
 
 
@@ -196,7 +206,7 @@ def _row(line: bytes, path: Path) -> Record:
     try:
         row = parsed(line)
     except (ValueError, RecursionError) as error:
-        raise JournalError(f"{path}: a line is not JSON ({error}): {line[:80]!r}; start afresh") from error
+        raise JournalError(f"{path}: a line is not JSON ({error}): {line[:80]!r}; {_AFRESH}") from error
     if not isinstance(row, dict) or not agent_of(row):
-        raise JournalError(f"{path}: a line names no agent: {line[:80]!r}; start afresh")
+        raise JournalError(f"{path}: a line names no agent: {line[:80]!r}; {_AFRESH}")
     return row

@@ -1,11 +1,13 @@
 """The rollouts of an output file as a sequence, sorted by key, read when they are looked at."""
 
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from nemo_gym.codec import decode_json
+from nemo_gym.errors import InputError
 from nemo_gym.rollout_collection.outcome import Key
 
 _ROLLOUT_BITS = 31
@@ -51,6 +53,7 @@ class Rollouts(Sequence[dict[str, Any]]):
         self.path = path
         self._file = path.absolute()  # it is read later, whatever the working directory is then
         self._offsets = offsets
+        self._identity = _identity(path)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -85,7 +88,17 @@ class Rollouts(Sequence[dict[str, Any]]):
         if not offsets:
             return
         with self._file.open("rb") as file:
+            if _identity(file.fileno()) != self._identity:
+                raise InputError(
+                    f"{self.path} is no longer the file that these rollouts stood in: a later run has set "
+                    "that aside, or mended it; see the files beside it, or resume to get them anew"
+                )
             for offset in offsets:
                 file.seek(offset)
                 rollout: dict[str, Any] = decode_json(file.readline())
                 yield rollout
+
+
+def _identity(file: Path | int) -> tuple[int, int]:
+    about = os.stat(file)
+    return about.st_dev, about.st_ino

@@ -82,6 +82,7 @@ class Servers:
         missing = [agent for agent in agents if agent not in known]
         if missing:
             hint = did_you_mean(missing[0], known)
+            hint += "" if hint.endswith("?") else "."
             raise ConfigError(
                 f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint} "
                 "Name one with +agent_name=<name>, or the files that define it with '+config_paths=[…]'"

@@ -1,4 +1,6 @@
 import asyncio
+import time
+from statistics import median
 
 import pytest
 
@@ -111,3 +113,42 @@ def test_a_later_run_may_raise_the_ceiling_of_a_server_process() -> None:
     assert limits.of("http://endpoint/v1").ceiling == 8
     assert activity_from("0:0 1 0 512 0", limits) is not None
     assert limits.of("http://endpoint/v1").ceiling == 512
+
+
+def test_calls_get_their_turn_in_the_order_they_came() -> None:
+    async def queue() -> float:
+        limit = EndpointLimit(16)
+        waits: list[float] = []
+
+        async def rollout() -> None:
+            for _ in range(4):  # the next call comes the moment the one before is over
+                asked = time.monotonic()
+                began = await limit.acquire()
+                waits.append(began - asked)
+                await asyncio.sleep(0.01)
+                limit.release(began, overloaded=False, answered=False)
+
+        await asyncio.gather(*[rollout() for _ in range(128)])
+        return max(waits) / median(waits)
+
+    assert asyncio.run(queue()) < 4
+
+
+def test_slot_of_a_call_that_gave_up_waiting_goes_to_the_next() -> None:
+    async def give_up() -> None:
+        limit = EndpointLimit(1)
+        began = await limit.acquire()
+        first, second, third = [asyncio.create_task(limit.acquire()) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()  # while it waits
+        await asyncio.sleep(0)
+        limit.release(began, overloaded=False, answered=True)
+        second.cancel()  # it has its turn, and does not know yet
+        async with asyncio.timeout(1):
+            began = await third
+        limit.release(began, overloaded=False, answered=True)
+        assert limit.in_flight == 0
+        async with asyncio.timeout(1):
+            await limit.acquire()
+
+    asyncio.run(give_up())

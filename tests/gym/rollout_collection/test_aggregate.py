@@ -341,3 +341,13 @@ def test_memory_does_not_grow_with_the_transcripts() -> None:
     finally:
         tracemalloc.stop()
     assert len(read("all.jsonl")) == 2 * count
+
+
+def test_collected_shard_is_not_replaced_by_the_merged_output() -> None:
+    write_shard("s0.jsonl", [rollout(0, 0)])
+    write_shard("s1.jsonl", [rollout(1, 0)])
+    manifest_path_for("s0.jsonl").write_text("{}")
+    before = Path("s0.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"s0\.jsonl is one of the shards.*choose another"):
+        aggregate("s*.jsonl", output="s0.jsonl")
+    assert Path("s0.jsonl").read_bytes() == before

@@ -10,7 +10,7 @@ import pytest
 
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.config.plain import frozen_dictconfig
-from nemo_gym.errors import ConfigError
+from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.rollout_collection.dry_run import dry_run
 from nemo_gym.rollout_collection.servers import Servers
@@ -77,9 +77,8 @@ def test_resumed_dry_run_counts_what_is_done_left_alone_and_left_and_mends_nothi
     with playground.failures.open("ab") as file:
         file.write(b"torn")
     before = content(playground.folder)
-    text = told(playground, AGENTS, num_repeats=2, resume_from_cache=True)
+    text = told(playground, num_repeats=2, resume_from_cache=True)
     assert "Resuming: 6 rollouts planned, 4 done, 1 left alone, 1 left" in text
-    assert "is not that of the earlier run" not in text
     assert content(playground.folder) == before
     playground.answer_well()
     playground.played()
@@ -101,7 +100,29 @@ def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
     playground.collect(limit=2)
     text = told(playground, num_repeats=2, resume_from_cache=True)
     assert "Resuming: 6 rollouts planned, 2 done, 0 left alone, 4 left" in text
-    assert "The plan is not that of the earlier run" in text
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"responses_create_params": {"temperature": 0.3}}, "2 rollouts have other inputs"),
+    ({"limit": 1}, "1 rollouts of the earlier plan are not in this one"),
+]
+
+
+@pytest.mark.parametrize(("settings", "change"), CHANGES)
+def test_resume_that_a_run_would_refuse_is_refused(
+    playground: Playground, settings: dict[str, Any], change: str
+) -> None:
+    playground.collect(limit=2)
+    settings = {"limit": 2, "resume_from_cache": True, **settings}
+    with pytest.raises(ChangedInputsError, match=change):
+        told(playground, **settings)
+    assert change in told(playground, allow_changed_inputs=True, **settings)
+
+
+def test_resume_with_other_servers_is_refused(playground: Playground) -> None:
+    playground.collect()
+    with pytest.raises(ChangedInputsError, match="openai_model: was 'some-model', is not set"):
+        told(playground, AGENTS, resume_from_cache=True)
 
 
 def test_nothing_to_resume_is_said_with_what_is_missing(playground: Playground) -> None:

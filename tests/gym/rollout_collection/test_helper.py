@@ -12,7 +12,7 @@ from aiohttp import web
 
 import nemo_gym
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.http import ServerCallError
 from nemo_gym.rollout_collection import RolloutCollectionHelper, _rollout_request_debug_summary
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
@@ -431,3 +431,10 @@ def test_summary_of_a_row_leaves_out_what_is_not_there() -> None:
     assert _rollout_request_debug_summary({"agent_ref": {"type": "b"}, "_ng_rollout_index": 1}) == {
         "_ng_rollout_index": 1
     }
+
+
+def test_rollouts_of_an_output_that_was_replaced_say_so(playground: Playground) -> None:
+    first = playground.collect()
+    playground.collect()
+    with pytest.raises(InputError, match="is no longer the file that these rollouts stood in"):
+        first[0]

@@ -251,7 +251,9 @@ def test_other_plan_is_refused_with_what_differs_and_nothing_is_touched(
     refuse(playground, *CHANGES[kind][1], **CHANGES[kind][0])
 
 
-def refuse(playground: Playground, *told: str, **settings: Any) -> None:
+def refuse(
+    playground: Playground, *told: str, advice: str = "+allow_changed_inputs=true", **settings: Any
+) -> None:
     before = {path.name: path.read_bytes() for path in playground.output.parent.iterdir()}
     playground.played()
     with pytest.raises(ChangedInputsError) as refused:
@@ -259,7 +261,7 @@ def refuse(playground: Playground, *told: str, **settings: Any) -> None:
     assert refused.value.exit_code == 2
     message = str(refused.value)
     assert all(text in message for text in told), message
-    assert "+allow_changed_inputs=true" in message
+    assert advice in message
     assert {path.name: path.read_bytes() for path in playground.output.parent.iterdir()} == before
     assert playground.played() == []
 
@@ -311,6 +313,22 @@ def test_changes_are_accepted_when_told_so(playground: Playground, capsys: Captu
     inputs = [one["responses_create_params"]["input"] for one in records_of(playground.materialized)]
     assert inputs == ["a", "b", "other"], "each as it was played"
     playground.collect(resume_from_cache=True)  # from now on this is the plan
+
+
+def test_row_that_is_put_right_is_tried_again_however_often_it_has_failed(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.answer("1:0", NO_ROLLOUT)
+    playground.answer("2:0", NO_ROLLOUT)
+    playground.collect()
+    playground.collect(resume_from_cache=True)  # which uses up the attempts
+    playground.played()
+    playground.answer_well()
+    playground.give(row("a"), row("put right"), row("c"))
+    playground.collect(resume_from_cache=True, allow_changed_inputs=True)
+    assert playground.played() == ["1:0"]
+    assert [one["_ng_task_index"] for one in records_of(playground.failures)] == [2, 2]
+    assert "the line is of an input that has changed; it is set aside in" in capsys.readouterr().err
 
 
 def test_agent_that_is_gone_is_named_whatever_is_accepted(playground: Playground) -> None:
@@ -393,10 +411,22 @@ def test_run_goes_on_without_its_input(playground: Playground, capsys: Capture) 
 def test_other_overrides_are_noticed_without_the_input_too(playground: Playground) -> None:
     playground.collect()
     playground.input.unlink()
-    refuse(
-        playground, "responses_create_params.top_p: was not set, is 1", responses_create_params={"top_p": 1}
-    )
-    refuse(playground, "num_repeats: was 1, is 2", num_repeats=2)
+    other = {"responses_create_params": {"top_p": 1}}
+    for is_allowed in (False, True):  # without the input there is nothing to make another plan of
+        refuse(
+            playground,
+            "responses_create_params.top_p: was not set, is 1",
+            advice="Put it back",
+            allow_changed_inputs=is_allowed,
+            **other,
+        )
+        refuse(
+            playground,
+            "num_repeats: was 1, is 2",
+            advice="Put it back",
+            allow_changed_inputs=is_allowed,
+            num_repeats=2,
+        )
 
 
 def test_plan_is_compared_where_the_manifest_is_lost(playground: Playground) -> None:
