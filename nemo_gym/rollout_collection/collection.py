@@ -335,6 +335,8 @@ def described(config: RolloutCollectionConfig, servers: Servers) -> list[str]:
     if config.executor == "processes":
         where = f"hosted in each of {workers}" if servers.to_host is not None else f"{where}, {workers}"
     adaptive = ", adaptive" if config.adaptive_concurrency else ""
+    if config.num_workers is not None and config.executor == "local":
+        where += "; num_workers has no effect without +executor=processes"
     return [
         f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
         + ", ".join(part for part in parts if part),

@@ -39,20 +39,29 @@ def server_settings(values: Mapping[str, Any], *, with_endpoints: bool = False) 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each setting that is not what it was."""
     return [
-        f"{key}: was {_shown(before, key)}, is {_shown(now, key)}"
+        f"{key}: was {was}, is {is_now}"
         for key in [*before, *(key for key in now if key not in before)]
         if before.get(key, _MISSING) != now.get(key, _MISSING)
+        for was, is_now in [_cut(_shown(before, key), _shown(now, key))]
     ]
 
 
 _MISSING = object()
+_LONGEST = 80
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "not set"
-    text = MASK if is_secret_key(key.rpartition(".")[2]) else redact(repr(values[key]))
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return MASK if is_secret_key(key.rpartition(".")[2]) else redact(repr(values[key]))
+
+
+def _cut(*texts: str) -> list[str]:
+    """Of long texts the part in which they differ."""
+    same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if len({*pair}) > 1), 0)
+    start = max(0, same - _LONGEST // 4) if max(map(len, texts)) > _LONGEST else 0
+    end = start + _LONGEST
+    return [("…" if start else "") + text[start:end] + ("…" if len(text) > end else "") for text in texts]
 
 
 def flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 import nemo_gym
+from nemo_gym.rollout_collection.manifest import differences
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
 from tests.support.answering_agent import MODEL_CONFIG, Playground, records_of, row
 
@@ -106,3 +107,10 @@ def test_credentials_in_an_address_are_hidden_too(playground: Playground) -> Non
     playground.collect()
     for path in playground.output.parent.iterdir():
         assert "pass-never-shown" not in path.read_text(), path
+
+
+def test_of_long_values_the_part_that_differs_is_shown() -> None:
+    same = "the same words again and again " * 10
+    [line] = differences({"input": f"{same}then this"}, {"input": f"{same}then that"})
+    assert "then this" in line and "then that" in line
+    assert len(line) < 200
