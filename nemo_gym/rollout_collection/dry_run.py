@@ -14,8 +14,14 @@ from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.rollout_collection.collection import misspelt_parameters
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.manifest import Manifest
-from nemo_gym.rollout_collection.materialize import Materialized, materialize
+from nemo_gym.rollout_collection.materialize import (
+    Materialized,
+    find_input,
+    materialize,
+    materialized_before,
+)
 from nemo_gym.rollout_collection.outcome import Key
+from nemo_gym.rollout_collection.prepare import check_without_input
 from nemo_gym.rollout_collection.resume import PastFailures, key_of, materialized_key, parsed
 from nemo_gym.rollout_collection.rollouts import packed
 from nemo_gym.rollout_collection.servers import Servers
@@ -34,10 +40,16 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[st
         size.take(parsed(line))
         earlier.take(line)
 
-    plan = materialize(config, take)
+    notes: list[str] = []
+    if config.resume_from_cache and not earlier.missing and find_input(config) is None:
+        notes.append(check_without_input(config, earlier.manifest))
+        plan = materialized_before(config.materialized_jsonl_fpath, take)
+    else:
+        plan = materialize(config, take)
     if servers is not None:
         servers.check_agents(plan.by_agent)
     return [
+        *notes,
         *misspelt_parameters(config),
         *plan.warnings(),
         f"Dry run: {plan.num_rows} rows, {plan.planned} rollouts; nothing is started or written.",
@@ -79,6 +91,7 @@ class _EarlierRun:
     config: RolloutCollectionConfig
     missing: list[str]
     """The files without which there is nothing to resume."""
+    manifest: Manifest | None = None
     done: set[int] = field(default_factory=set)
     left_alone: set[int] = field(default_factory=set)
     rows: dict[int, int] = field(default_factory=dict)
@@ -92,6 +105,7 @@ class _EarlierRun:
         output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
         run = cls(config, [str(path) for path in (materialized, output) if not path.exists()])
         if config.resume_from_cache and not run.missing:
+            run.manifest = Manifest.load(manifest_path_for(output))
             past = PastFailures()
             for key, record in _keyed(failures_path_for(output)):
                 past.take(key, record)
@@ -124,10 +138,9 @@ class _EarlierRun:
         return [f"Resuming: {plan.planned} rollouts planned, {counts}", *changes]
 
     def _changes(self, servers: Servers | None) -> list[str]:
-        earlier = Manifest.load(manifest_path_for(self.config.output_jsonl_fpath))
-        changes = (
-            earlier.changed_servers(servers.values) if earlier is not None and servers is not None else []
-        )
+        changes = []
+        if self.manifest is not None and servers is not None:
+            changes += self.manifest.changed_servers(servers.values)
         if self.num_changed:
             changes.append(f"{self.num_changed} rollouts have other inputs")
         if self.rows:

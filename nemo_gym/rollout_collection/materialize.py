@@ -10,9 +10,12 @@ from typing import Any
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import component_roots, find_file, mask_secrets
 from nemo_gym.errors import InputError
+from nemo_gym.journal import read_lines
 from nemo_gym.prompt import load_prompt_config
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.plan import InputLine, Plan, Planned
+from nemo_gym.rollout_collection.resume import agent_of, parsed
+from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 _PLAN_FIELDS = (
     "agent_name",
@@ -74,6 +77,20 @@ def materialize(config: RolloutCollectionConfig, write: Callable[[bytes], Any]) 
     return Materialized(
         planned, plan.num_rows, plan.rollouts_by_agent, digest.hexdigest(), sample, plan.unused_repeats()
     )
+
+
+def materialized_before(path: Path, write: Callable[[bytes], Any]) -> Materialized:
+    """The plan of an earlier run, as `materialize` gives it; its rows are counted by task."""
+    digest, by_agent, tasks = hashlib.sha256(), Counter[str](), set()
+    sample = b""
+    for line in read_lines(path):
+        row = parsed(line.data)
+        digest.update(line.data + b"\n")
+        write(line.data + b"\n")
+        by_agent[agent_of(row)] += 1
+        tasks.add(row[TASK_INDEX_KEY_NAME])
+        sample = sample or line.data
+    return Materialized(by_agent.total(), len(tasks), by_agent, digest.hexdigest(), sample, [])
 
 
 def materialized_rows(config: RolloutCollectionConfig) -> list[dict[str, Any]]:

@@ -124,12 +124,7 @@ class _Resuming:
         inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
         recipe = recipe_of(self.config)
         if find_input(self.config) is None:
-            if other := changed_recipe(inputs, recipe):
-                raise ChangedInputsError(
-                    f"{self.config.input_jsonl_fpath} is not there, and to change the plan takes it:"
-                    f"{_listed(other)}\nPut it back, or resume with the settings of the earlier run"
-                )
-            self.note(f"{self.config.input_jsonl_fpath} is not there; going on with {self.materialized}")
+            self.note(check_without_input(self.config, earlier))
             self._refuse(changed)
             return inputs
         # A run that was killed while it took on a larger plan has not got that far in its manifest.
@@ -225,6 +220,17 @@ class _Resuming:
             self.note(f"{path}:{number}: the line {reason}; it is set aside in {recovery.kept_in}")
         if len(recovery.set_aside) > _SHOWN:
             self.note(f"… and {len(recovery.set_aside) - _SHOWN} more lines like that")
+
+
+def check_without_input(config: RolloutCollectionConfig, earlier: Manifest | None) -> str:
+    """Refuse to change a plan whose input is gone; gives what to say where it stays as it was."""
+    inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
+    if other := changed_recipe(inputs, recipe_of(config)):
+        raise ChangedInputsError(
+            f"{config.input_jsonl_fpath} is not there, and to change the plan takes it:"
+            f"{_listed(other)}\nPut it back, or resume with the settings of the earlier run"
+        )
+    return f"{config.input_jsonl_fpath} is not there; going on with {config.materialized_jsonl_fpath}"
 
 
 def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:

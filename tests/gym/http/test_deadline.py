@@ -128,7 +128,7 @@ def test_no_timer_outlives_its_block_whatever_its_length() -> None:
         for number in range(50):
             with Deadline(100 + number / 7):
                 pass
-        return sum(not handle.cancelled() for handle in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+        return sum(not handle.cancelled() for handle in asyncio.get_running_loop()._scheduled)
 
     assert asyncio.run(run()) == 0
     assert not deadline._queues

@@ -102,6 +102,20 @@ def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
     assert "Resuming: 6 rollouts planned, 2 done, 0 left alone, 4 left" in text
 
 
+def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playground: Playground) -> None:
+    playground.answer("1:0", "down", status=503)
+    playground.collect(num_repeats=2)
+    playground.input.unlink()
+    before = content(playground.folder)
+    text = told(playground, num_repeats=2, resume_from_cache=True)
+    assert "input.jsonl is not there; going on with" in text
+    assert "Dry run: 3 rows, 6 rollouts" in text
+    assert "Resuming: 6 rollouts planned, 5 done, 0 left alone, 1 left" in text
+    with pytest.raises(ChangedInputsError, match=r"is not there, and to change the plan takes it"):
+        told(playground, num_repeats=3, resume_from_cache=True)
+    assert content(playground.folder) == before
+
+
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"responses_create_params": {"temperature": 0.3}}, "2 rollouts have other inputs"),
     ({"limit": 1}, "1 rollouts of the earlier plan are not in this one"),
