@@ -30,10 +30,14 @@ class Line(NamedTuple):
     """False for a last line that no newline ends."""
 
 
+READ_BYTES = 1 << 18
+"""What is read at once of a file that is read line by line."""
+
+
 def read_lines(path: Path) -> Iterator[Line]:
     """Every line of a file with its place."""
     offset = 0
-    with path.open("rb") as file:
+    with path.open("rb", READ_BYTES) as file:
         for number, data in enumerate(file, 1):
             is_ended = data.endswith(b"\n")
             yield Line(number, offset, data[:-1] if is_ended else data, is_ended)

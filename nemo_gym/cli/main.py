@@ -1,5 +1,6 @@
 """The umbrella `ng` and the `ng_*` entry points. Loads a command's module only when that command runs."""
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -60,7 +61,10 @@ def enter(name: str, arguments: list[str]) -> None:
 
     _write_any_text()
     try:
-        exit_code = import_module(f"nemo_gym.cli.{name}").COMMAND.main(arguments)
+        gc.disable()  # what is loaded stays: to look for garbage in it would be a tenth of the start
+        command = import_module(f"nemo_gym.cli.{name}").COMMAND
+        gc.enable()
+        exit_code = command.main(arguments)
         sys.stdout.flush()
         sys.exit(exit_code)
     except NeMoGymError as error:

@@ -5,8 +5,7 @@ Invariant: every column is as long as there are rollouts; NaN stands where a rol
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nemo_gym.metrics.baseline import Labels, put_statistics
@@ -64,6 +63,14 @@ class Columns:
             if name not in other._columns:
                 column.values.extend(array("d", [math.nan]) * len(other))
 
+    def feed(self, take: Callable[["bytes | array[Any]"], object]) -> None:
+        """Give all that is here, piece by piece, to something like a digest."""
+        for numbers in (self.tasks, self.rollouts):
+            take(numbers)
+        for name, column in self._columns.items():
+            take(name.encode("utf-8", "surrogatepass") + b"\0")
+            take(column.values)
+
     def mean(self, name: str) -> float | None:
         """The mean so far, near enough to show; None where there is none."""
         column = self._columns.get(name)
@@ -83,19 +90,23 @@ class Columns:
         # Task and place in one number: a sorted list of them takes half the memory of one with sort keys.
         places = sorted(task * size + place for place, task in enumerate(self.tasks))
         columns = [(column.labels, column.values) for column in self._columns.values()]
-        for task, members in groupby(places, lambda place: place // size):
+        first = 0
+        while first < size:
+            task, place = divmod(places[first], size)
+            end, task_end = first + 1, (task + 1) * size
+            while end < size and places[end] < task_end:
+                end += 1
             group: dict[str, Any] = {TASK_INDEX_KEY_NAME: task}
-            first = task * size
-            inside = [place - first for place in members]
-            if len(inside) == 1:
-                _put_one(group, columns, inside[0])
-                yield group
-                continue
-            for labels, column in columns:
-                values = [value for place in inside if (value := column[place]) == value]
-                if values:
-                    put_statistics(group, labels, values)
+            if end == first + 1:
+                _put_one(group, columns, place)
+            else:
+                members = [place % size for place in places[first:end]]
+                for labels, column in columns:
+                    values = [value for place in members if (value := column[place]) == value]
+                    if values:
+                        put_statistics(group, labels, values)
             yield group
+            first = end
 
 
 def _put_one(group: dict[str, Any], columns: list[tuple[Labels, "array[float]"]], place: int) -> None:

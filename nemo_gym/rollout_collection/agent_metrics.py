@@ -5,6 +5,7 @@ asked for them, once, with all its rollouts. Where that cannot be, the entry say
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 
+import nemo_gym
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config_types import AggregateMetrics
@@ -45,13 +47,15 @@ class AgentRollouts:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """What the file says of one agent."""
 
     agent: str
     agent_metrics: Mapping[str, Any]
     key_metrics: dict[str, Any]
     groups: Iterable[Mapping[str, Any]]
+    columns: Columns | None = None
+    """What these metrics come from, where that is all they come from."""
     note: str | None = None
 
 
@@ -62,12 +66,39 @@ async def write_aggregate_metrics(
 
     Without a client nobody is asked: all get the default metrics.
     """
-    entries = [await _entry(agent, rollouts, client) for agent, rollouts in agents.items()]
-    await asyncio.to_thread(write_whole, path, _pieces(entries))
+    entries = await agent_entries(agents, client)
+    await asyncio.to_thread(write_entries, path, entries)
     return {entry.agent: entry.key_metrics for entry in entries}
 
 
-async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | None) -> _Entry:
+async def agent_entries(agents: Mapping[str, AgentRollouts], client: ServerClient | None) -> list[Entry]:
+    """What is to be said of every agent."""
+    return [await _entry(agent, rollouts, client) for agent, rollouts in agents.items()]
+
+
+def write_entries(path: Path, entries: Iterable[Entry]) -> None:
+    write_whole(path, _pieces(entries))
+
+
+def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
+    """A text that stays the same as long as the file does and what it would be made of.
+
+    None where there is no file, or where more than this program and the columns goes into it.
+    """
+    digest = hashlib.sha256(nemo_gym.__version__.encode())
+    for entry in entries:
+        if entry.columns is None:
+            return None
+        digest.update(entry.agent.encode() + b"\0")
+        entry.columns.feed(digest.update)
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return f"sha256:{digest.hexdigest()} size:{about.st_size} mtime_ns:{about.st_mtime_ns}"
+
+
+async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | None) -> Entry:
     if client is None:
         return _default_entry(agent, rollouts.columns, "no server was there to ask for its own")
     try:
@@ -83,7 +114,7 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
     except (NeMoGymError, ValueError) as error:
         logger.warning("%s: its own metrics could not be computed, the default ones were: %s", agent, error)
         return _default_entry(agent, rollouts.columns, _reason(error))
-    return _Entry(agent, own.agent_metrics, own.key_metrics, own.group_level_metrics)
+    return Entry(agent, own.agent_metrics, own.key_metrics, own.group_level_metrics)
 
 
 async def _has_own_metrics(client: ServerClient, agent: str) -> bool:
@@ -109,10 +140,13 @@ def _without_transcript(record: Mapping[str, Any]) -> dict[str, Any]:
     return kept if usage is None else {**kept, RESPONSE_KEY_NAME: {"usage": usage}}
 
 
-def _default_entry(agent: str, columns: Columns, missing: str | None = None) -> _Entry:
+def _default_entry(agent: str, columns: Columns, missing: str | None = None) -> Entry:
     metrics = columns.statistics()
-    note = f"These are the default metrics, without the environment's own: {missing}." if missing else None
-    return _Entry(agent, metrics, default_key_metrics(metrics), columns.groups(), note)
+    keys, groups = default_key_metrics(metrics), columns.groups()
+    if missing is None:
+        return Entry(agent, metrics, keys, groups, columns)
+    note = f"These are the default metrics, without the environment's own: {missing}."
+    return Entry(agent, metrics, keys, groups, note=note)
 
 
 def _reason(error: Exception) -> str:
@@ -120,7 +154,7 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 
-def _pieces(entries: Iterable[_Entry]) -> Iterator[bytes]:
+def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
     """The file, as `json.dumps(…, indent=2)` would lay it out, some groups at a time."""
     before = b"[\n  "
     for entry in entries:
@@ -130,7 +164,7 @@ def _pieces(entries: Iterable[_Entry]) -> Iterator[bytes]:
     yield b"[]\n" if before == b"[\n  " else b"\n]\n"
 
 
-def _entry_pieces(entry: _Entry) -> Iterator[bytes]:
+def _entry_pieces(entry: Entry) -> Iterator[bytes]:
     head = {
         AGENT_REF_KEY_NAME: {"name": entry.agent},
         **({"note": entry.note} if entry.note is not None else {}),

@@ -20,13 +20,19 @@ from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
 from nemo_gym.http import RetryPolicy
 from nemo_gym.journal import Journal
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
-from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggregate_metrics
+from nemo_gym.rollout_collection.agent_metrics import (
+    AgentRollouts,
+    agent_entries,
+    fingerprint,
+    write_entries,
+)
 from nemo_gym.rollout_collection.attempt import Attempt
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.dispatch import RolloutPolicy
 from nemo_gym.rollout_collection.display import Display
 from nemo_gym.rollout_collection.executors import Executor, ExecutorState, LocalExecutor
 from nemo_gym.rollout_collection.ledger import Ledger
+from nemo_gym.rollout_collection.manifest import METRICS_WRITTEN
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.rollout_collection.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.processes import ProcessExecutor
@@ -262,7 +268,13 @@ class Collection:
             for agent, columns in prepared.found.columns.items()
             if agent
         }
-        return await write_aggregate_metrics(aggregate_metrics_path_for(rollouts.path), agents, client)
+        path, about = aggregate_metrics_path_for(rollouts.path), prepared.manifest.data
+        entries = await agent_entries(agents, client)
+        written = about.get(METRICS_WRITTEN)
+        if written is None or written != fingerprint(path, entries):  # else it would be the same file
+            await asyncio.to_thread(write_entries, path, entries)
+        about[METRICS_WRITTEN] = fingerprint(path, entries)
+        return {entry.agent: entry.key_metrics for entry in entries}
 
 
 def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[str, Any]]]:

@@ -22,7 +22,7 @@ from nemo_gym.rollout_collection.materialize import (
 )
 from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.prepare import check_without_input
-from nemo_gym.rollout_collection.resume import PastFailures, key_of, materialized_key, parsed
+from nemo_gym.rollout_collection.resume import PastFailures, key_of, materialized_name, parsed
 from nemo_gym.rollout_collection.rollouts import packed
 from nemo_gym.rollout_collection.servers import Servers
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
@@ -112,12 +112,12 @@ class _EarlierRun:
             run.done = {packed(key) for key, _ in _keyed(output)}
             run.left_alone = set(past.left_alone(max_rollout_attempts())) - run.done
             for line in read_lines(materialized):
-                run.rows[packed(materialized_key(line.data, materialized))] = hash(line.data)
+                run.rows[materialized_name(line.data, materialized)] = hash(line.data)
         return run
 
     def take(self, line: bytes) -> None:
         """One rollout of the plan."""
-        name = packed(materialized_key(line, self.config.materialized_jsonl_fpath))
+        name = materialized_name(line, self.config.materialized_jsonl_fpath)
         self.num_done += name in self.done
         self.num_left_alone += name in self.left_alone
         before = self.rows.pop(name, None)

@@ -21,6 +21,9 @@ _ADDRESSES = {"host", "port", "worker_ports", "num_workers", "datasets"}
 _ENDPOINTS = {"max_concurrent_requests"}
 """The same for what an endpoint serves, besides its address and key."""
 
+METRICS_WRITTEN = "aggregate_metrics"
+"""The key of what tells whether the metrics file is what would be written now."""
+
 
 def server_settings(values: Mapping[str, Any], *, with_endpoints: bool = False) -> dict[str, Any]:
     """The settings of all servers that can change results, by dotted key, secrets hidden.
@@ -107,6 +110,7 @@ class Manifest:
         if earlier is not None:
             self.data["started_at"] = earlier.data.get("started_at", self.data["started_at"])
             self.data["resumed_at"] = [*(earlier.data.get("resumed_at") or []), _now()]
+            self.data[METRICS_WRITTEN] = earlier.data.get(METRICS_WRITTEN)
         return self
 
     def changed_servers(self, values: Mapping[str, Any]) -> list[str]:

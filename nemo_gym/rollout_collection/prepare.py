@@ -24,11 +24,11 @@ from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.resume import (
     Owed,
     forget_failures,
-    materialized_key,
+    materialized_name,
     parsed,
     read_failures,
 )
-from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.rollout_collection.rollouts import unpacked
 from nemo_gym.rollout_collection.scan import Found, recover_output
 from nemo_gym.rollout_collection.servers import Servers
 
@@ -161,12 +161,12 @@ class _Resuming:
         self._tell(self.output, recovery)
         played, changed = set(found.index.keys), set()
         before = {
-            packed(materialized_key(line.data, self.materialized)): line.offset
+            materialized_name(line.data, self.materialized): line.offset
             for line in read_lines(self.materialized)
         }
         with self.materialized.open("rb") as earlier, new_file(candidate) as file:
             for line in read_lines(candidate):
-                now, name = line.data + b"\n", packed(materialized_key(line.data, candidate))
+                now, name = line.data + b"\n", materialized_name(line.data, candidate)
                 then = now
                 if name in before:
                     earlier.seek(before[name])
@@ -252,16 +252,15 @@ def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
 def changed_rows(before: Path, now: Path) -> list[str]:
     """What the new plan does not have as the earlier one had it. More rollouts are no change."""
     hashes = {
-        packed(materialized_key(line.data, before)): (line.offset, hash(line.data))
-        for line in read_lines(before)
+        materialized_name(line.data, before): (line.offset, hash(line.data)) for line in read_lines(before)
     }
     changes: dict[str, list[Key]] = {}
     for line in read_lines(now):
-        key = materialized_key(line.data, now)
-        found = hashes.pop(packed(key), None)
+        name = materialized_name(line.data, now)
+        found = hashes.pop(name, None)
         if found is not None and found[1] != hash(line.data):
             for change in _row_differences(_line_at(before, found[0]), line.data):
-                changes.setdefault(change, []).append(key)
+                changes.setdefault(change, []).append(unpacked(name))
     texts = [f"{change} ({_of(keys)})" for change, keys in changes.items()]
     if hashes:
         texts.append(

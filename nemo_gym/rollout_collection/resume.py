@@ -15,7 +15,7 @@ import orjson
 
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import JournalError
-from nemo_gym.journal import Recovery, recover
+from nemo_gym.journal import READ_BYTES, Recovery, recover
 from nemo_gym.rollout_collection.outcome import OUTAGES, Key, Task
 from nemo_gym.rollout_collection.rollouts import packed, unpacked
 from nemo_gym.types import (
@@ -185,21 +185,21 @@ _LONGEST_KEY = 96
 
 def _materialized(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every materialized input with its packed key."""
-    with path.open("rb") as file:
+    with path.open("rb", READ_BYTES) as file:
         for line in file:
-            yield packed(materialized_key(line, path)), line
+            yield materialized_name(line, path), line
 
 
-def materialized_key(line: bytes, path: Path) -> Key:
-    """The key of a materialized input: at its end, where this program wrote it, else wherever it stands."""
-    start = line.rfind(b',"_ng_task_index"', -_LONGEST_KEY)
-    found = _KEY_AT_END.match(line, start) if start >= 0 else None
+def materialized_name(line: bytes, path: Path) -> int:
+    """The packed key of a materialized input: at its end, where this program wrote it, else anywhere."""
+    found = _KEY_AT_END.search(line[-_LONGEST_KEY:])
     if found is not None:
-        return Key(int(found[1]), int(found[2]))
+        task, rollout = found.groups()
+        return packed(Key(int(task), int(rollout)))
     key = key_of(_row(line, path))
     if key is None:
         raise JournalError(f"{path}: a line has no key: {line[:80]!r}; {_AFRESH}")
-    return key
+    return packed(key)
 
 
 def _row(line: bytes, path: Path) -> Record:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from nemo_gym.journal import Recovery
+from nemo_gym.journal import READ_BYTES, Recovery
 from nemo_gym.metrics.baseline import numeric_fields
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.rollout_collection.resume import agent_of, key_of, mend_output, parsed
@@ -72,7 +72,7 @@ def _read_part(path: Path, start: int, end: int) -> Found | None:
     """The lines that begin in a part of the output."""
     found = Found()
     index, columns = found.index, found.columns
-    with path.open("rb") as file:
+    with path.open("rb", READ_BYTES) as file:
         if start:
             file.seek(start - 1)
             file.readline()  # it began in the part before

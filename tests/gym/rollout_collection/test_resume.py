@@ -47,6 +47,51 @@ def test_run_that_is_complete_runs_nothing_when_resumed(playground: Playground, 
     assert "3 done, 0 left" in capsys.readouterr().err
 
 
+def metrics_file(playground: Playground) -> Path:
+    return playground.output.with_name(f"{playground.output.stem}_aggregate_metrics.json")
+
+
+def test_metrics_that_would_be_the_same_are_left_as_they_are(playground: Playground) -> None:
+    playground.collect()
+    before = metrics_file(playground).stat()
+    for _ in range(2):
+        playground.collect(resume_from_cache=True)
+        after = metrics_file(playground).stat()
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_metrics_are_written_anew_when_they_are_gone_or_changed(playground: Playground) -> None:
+    playground.collect()
+    good = metrics_file(playground).read_bytes()
+    metrics_file(playground).unlink()
+    playground.collect(resume_from_cache=True)
+    assert metrics_file(playground).read_bytes() == good
+    metrics_file(playground).write_bytes(good.replace(b"mean", b"meal"))
+    playground.collect(resume_from_cache=True)
+    assert metrics_file(playground).read_bytes() == good
+
+
+def test_metrics_are_written_anew_when_a_rollout_of_the_output_is_another(playground: Playground) -> None:
+    playground.collect()
+    lines = records_of(playground.output)
+    lines[1]["reward"] = 0.25
+    playground.output.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    playground.collect(resume_from_cache=True)
+    [entry] = json.loads(metrics_file(playground).read_text())
+    assert entry["agent_metrics"]["min/reward"] == 0.25
+
+
+def test_metrics_that_an_environment_computes_are_computed_anew(playground: Playground) -> None:
+    app = playground.folder / "responses_api_agents" / "answering" / "app.py"
+    own = "return {'own': Path('own').read_text()}"
+    app.write_text(f"{app.read_text()}\n    def compute_metrics(self, tasks):\n        {own}\n")
+    for value in ("before", "after"):
+        (playground.folder / "own").write_text(value)
+        playground.collect(resume_from_cache=True)
+        [entry] = json.loads(metrics_file(playground).read_text())
+        assert entry["agent_metrics"]["own"] == value
+
+
 @pytest.mark.parametrize("missing", [{"output"}, {"materialized"}, {"output", "materialized"}])
 def test_nothing_to_resume_says_which_file_is_missing_and_starts_afresh(
     playground: Playground, missing: set[str], capsys: Capture
