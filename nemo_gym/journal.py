@@ -49,14 +49,15 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         for line in read_lines(path):
             if line.data.strip():
-                yield line.number, _object(line.data.strip(), f"{path}:{line.number}")
+                yield line.number, json_object(line.data.strip(), f"{path}:{line.number}")
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror}; check its name and permissions"
         ) from error
 
 
-def _object(data: bytes, place: str) -> dict[str, Any]:
+def json_object(data: bytes, place: str) -> dict[str, Any]:
+    """The object that a line holds; else an error that says where and what it is instead."""
     try:
         value = decode_json(data)
     except (ValueError, RecursionError) as error:

@@ -89,7 +89,7 @@ def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
     for entry in entries:
         if entry.columns is None:
             return None
-        digest.update(entry.agent.encode() + b"\0")
+        digest.update(entry.agent.encode("utf-8", "surrogatepass") + b"\0")
         entry.columns.feed(digest.update)
     try:
         about = path.stat()

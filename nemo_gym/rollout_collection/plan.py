@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.codec import encode_json
 from nemo_gym.errors import InputError
+from nemo_gym.journal import json_object
 from nemo_gym.prompt import PromptConfig, apply_prompt_to_row
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.outcome import Key
@@ -83,15 +84,11 @@ class Plan:
         self._check()
 
     def _parsed(self, number: int, data: bytes) -> Row:
-        try:
-            row = decode_json(data)
-        except (ValueError, RecursionError) as error:
-            raise self._bad(number, f"the line is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise self._bad(number, f"the line is not a JSON object but {type(row).__name__}")
+        row = json_object(data, f"{self.source}:{number}")
         params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
         if not isinstance(params, dict) and (self.prompt is None or params is not None):
-            raise self._bad(number, f"the line has no {RESPONSES_CREATE_PARAMS_KEY_NAME} object")
+            fix = f'give it "{RESPONSES_CREATE_PARAMS_KEY_NAME}": {{"input": …}}'
+            raise self._bad(number, f"the line has no {RESPONSES_CREATE_PARAMS_KEY_NAME} object; {fix}")
         return row
 
     def _prepare(self, row: Row, index: int, number: int) -> str | None:
