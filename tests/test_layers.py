@@ -18,8 +18,9 @@ LAYERS = [
     {"codec", "activity"},
     {"http"},
     {"openai_utils"},
-    {"config_types", "path_utils"},
+    {"config_types", "path_utils", "terminal", "extras"},
     {"config", "metrics", "journal"},
+    {"records", "trackers"},
     {"global_config", "reward_profile", "prompt"},
     {"client"},
     {"judge"},
@@ -27,6 +28,7 @@ LAYERS = [
     {"server_utils", "base_resources_server", "base_responses_api_agent", "base_responses_api_model"},
     {"launch"},
     {"rollout_collection"},
+    {"analysis"},
     {"cli"},
 ]
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}

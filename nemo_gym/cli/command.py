@@ -1,5 +1,6 @@
 """What a command is made of: the class of its fields, an example, and the function that does it."""
 
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError
 
 _LONGEST_LINE = 110
+_NAMED = re.compile(r"~|-|\+{0,2}[\w.]+=")
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -47,11 +49,14 @@ class Command(Generic[Options]):
     """Whether env.yaml and config_paths are read."""
     other_key: str = "+policy_model_name=my-model"
     """What can be set besides the fields, where files are read."""
+    positional: tuple[str, ...] = ()
+    """The fields that may be given without their names, in this order: `ng compare a.jsonl b.jsonl`."""
 
     def main(self, arguments: list[str]) -> int:
         if not {"--help", "-h"}.isdisjoint(arguments):
             print(self.help())
             return 0
+        arguments = self._named(arguments)
         overrides = parse_arguments(arguments, string_fields(self.options), flag_fields(self.options))
         if self.reads_files:
             config = load_config(overrides=overrides)
@@ -61,6 +66,31 @@ class Command(Generic[Options]):
         if not self.reads_files:
             self._refuse_unknown(overrides.values)
         return self.run(config, options)
+
+    def _named(self, arguments: list[str]) -> list[str]:
+        """The arguments with the names of those that stand without, and `--json` by its field's name."""
+        names, named, previous = iter(self.positional), [], ""
+        for argument in arguments:
+            if argument == "--json" and "json_output" in self.options.model_fields:
+                named.append("--json_output=true")
+            elif not self.positional or _NAMED.match(argument) or self._is_value(argument, previous):
+                named.append(argument)
+            elif (name := next(names, None)) is not None:
+                named.append(f"{name}={argument}")
+            else:
+                raise ConfigError(f"argument {argument!r} is one too many; {self._positional_usage()}")
+            previous = argument
+        return named
+
+    def _is_value(self, argument: str, previous: str) -> bool:
+        """Whether it is the value of the option before it."""
+        if not previous.startswith("--") or "=" in previous or previous == "--json":
+            return False
+        is_flag = previous[2:].replace("-", "_") in flag_fields(self.options)
+        return not is_flag or argument.lower() in ("true", "false")
+
+    def _positional_usage(self) -> str:
+        return " ".join([f"ng {self.name}", *(f"<{name}>" for name in self.positional)])
 
     def _refuse_unknown(self, values: Mapping[str, Any]) -> None:
         """Without files there is nobody else whom a key could belong to."""
@@ -76,6 +106,10 @@ class Command(Generic[Options]):
         for name in sorted(fields, key=lambda name: not fields[name].is_required()):
             lines += _field_lines(name, fields[name])
         lines += ["", "Each may be written +key=value, ++key=value, key=value, --key=value or --key value."]
+        if self.positional:
+            lines.append(f"Without names: {self._positional_usage()}")
+        if "json_output" in fields:
+            lines.append("--json is short for +json_output=true.")
         if self.reads_files:
             lines.append(f"Any other key of the configuration can be set in the same way: {self.other_key}")
         return "\n".join(lines)

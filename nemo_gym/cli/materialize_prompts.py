@@ -1,10 +1,10 @@
 """`ng_materialize_prompts`."""
 
 from nemo_gym.cli.command import Command
-from nemo_gym.cli.table import counted
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.prompt import materialize_prompts
+from nemo_gym.terminal import counted
 
 
 class MaterializePromptsConfig(BaseNeMoGymCLIConfig):

@@ -11,12 +11,12 @@ from typing import Any
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
 from nemo_gym.cli.status import status_table
-from nemo_gym.cli.table import counted
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig, assign_ports
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.fleet import FleetConfig, run_fleet
 from nemo_gym.launch.limits import raise_file_limit
+from nemo_gym.terminal import counted
 
 
 class RunConfig(ConfigPaths, FleetConfig):

@@ -6,7 +6,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from nemo_gym.cli.command import Command
-from nemo_gym.cli.table import table
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
@@ -14,6 +13,7 @@ from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import fetch_text
 from nemo_gym.rollout_collection.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
+from nemo_gym.terminal import table
 
 
 class StatusConfig(BaseNeMoGymCLIConfig):

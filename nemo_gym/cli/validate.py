@@ -1,10 +1,10 @@
 """`ng_validate`."""
 
 from nemo_gym.cli.command import Command, ConfigPaths
-from nemo_gym.cli.table import counted, table
 from nemo_gym.config import GymConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.check import check_server
+from nemo_gym.terminal import counted, table
 
 
 def run(config: GymConfig, options: ConfigPaths) -> int:

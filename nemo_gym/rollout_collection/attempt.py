@@ -19,8 +19,8 @@ from nemo_gym.config import redact
 from nemo_gym.errors import ConfigError
 from nemo_gym.http import ClientResponse, ServerCallError, retry_after_s
 from nemo_gym.metrics.baseline import numeric_fields
+from nemo_gym.records import key_of
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
-from nemo_gym.rollout_collection.resume import key_of
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     NG_FAILURE_CLASS_KEY,

@@ -19,6 +19,7 @@ from nemo_gym.journal import read_lines
 from nemo_gym.metrics.baseline import numeric_fields
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
+from nemo_gym.records import agent_of, key_of, packed, parsed
 from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
@@ -26,8 +27,7 @@ from nemo_gym.rollout_collection.display import Display
 from nemo_gym.rollout_collection.dry_run import dry_run
 from nemo_gym.rollout_collection.materialize import materialized_rows
 from nemo_gym.rollout_collection.report import report
-from nemo_gym.rollout_collection.resume import agent_of, key_of, mend_output, parsed, read_failures
-from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.rollout_collection.resume import mend_output, read_failures
 from nemo_gym.rollout_collection.servers import Servers, served_by, setup_client
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 

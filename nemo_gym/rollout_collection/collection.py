@@ -20,6 +20,7 @@ from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
 from nemo_gym.http import RetryPolicy
 from nemo_gym.journal import Journal
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
+from nemo_gym.records import agent_of
 from nemo_gym.rollout_collection.agent_metrics import (
     AgentRollouts,
     agent_entries,
@@ -37,7 +38,6 @@ from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.rollout_collection.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.processes import ProcessExecutor
 from nemo_gym.rollout_collection.progress import Progress
-from nemo_gym.rollout_collection.resume import agent_of
 from nemo_gym.rollout_collection.rollouts import Rollouts
 from nemo_gym.rollout_collection.servers import Servers
 from nemo_gym.rollout_collection.status import StatusFile, exclusive

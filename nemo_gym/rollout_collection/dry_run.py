@@ -11,6 +11,7 @@ from nemo_gym.config.hints import listed
 from nemo_gym.errors import ChangedInputsError
 from nemo_gym.journal import read_lines
 from nemo_gym.path_utils import failures_path_for, manifest_path_for
+from nemo_gym.records import Key, key_of, packed, parsed
 from nemo_gym.rollout_collection.collection import misspelt_parameters
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.manifest import Manifest
@@ -20,10 +21,8 @@ from nemo_gym.rollout_collection.materialize import (
     materialize,
     materialized_before,
 )
-from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.prepare import check_without_input
-from nemo_gym.rollout_collection.resume import PastFailures, key_of, materialized_name, parsed
-from nemo_gym.rollout_collection.rollouts import packed
+from nemo_gym.rollout_collection.resume import PastFailures, materialized_name
 from nemo_gym.rollout_collection.servers import Servers
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
 

@@ -12,9 +12,9 @@ from nemo_gym.config import component_roots, find_file, mask_secrets
 from nemo_gym.errors import InputError
 from nemo_gym.journal import read_lines
 from nemo_gym.prompt import load_prompt_config
+from nemo_gym.records import agent_of, parsed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.plan import InputLine, Plan, Planned
-from nemo_gym.rollout_collection.resume import agent_of, parsed
 from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 _PLAN_FIELDS = (

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from nemo_gym.codec import encode_json
+from nemo_gym.records import Key
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     NG_FAILURE_CLASS_KEY,
@@ -16,16 +17,6 @@ from nemo_gym.types import (
 
 OUTAGES = frozenset({"infrastructure", "timeout", "cancelled", "judge_failed"})
 """Failures that say nothing about the task: they never use up its attempts."""
-
-
-class Key(NamedTuple):
-    """The identity of one rollout."""
-
-    task: int
-    rollout: int
-
-    def __str__(self) -> str:
-        return f"{self.task}:{self.rollout}"
 
 
 @dataclass(frozen=True, slots=True)

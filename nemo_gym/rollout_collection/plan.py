@@ -14,8 +14,8 @@ from nemo_gym.codec import encode_json
 from nemo_gym.errors import InputError
 from nemo_gym.journal import json_object
 from nemo_gym.prompt import PromptConfig, apply_prompt_to_row
+from nemo_gym.records import Key
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     RESPONSES_CREATE_PARAMS_KEY_NAME,

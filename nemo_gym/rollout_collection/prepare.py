@@ -11,6 +11,7 @@ from nemo_gym.config import max_rollout_attempts
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
 from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
+from nemo_gym.records import Key, parsed, unpacked
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.materialize import (
@@ -20,15 +21,12 @@ from nemo_gym.rollout_collection.materialize import (
     materialize,
     recipe_of,
 )
-from nemo_gym.rollout_collection.outcome import Key
 from nemo_gym.rollout_collection.resume import (
     Owed,
     forget_failures,
     materialized_name,
-    parsed,
     read_failures,
 )
-from nemo_gym.rollout_collection.rollouts import unpacked
 from nemo_gym.rollout_collection.scan import Found, recover_output
 from nemo_gym.rollout_collection.servers import Servers
 

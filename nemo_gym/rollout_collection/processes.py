@@ -16,9 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from nemo_gym.errors import WorkerError
+from nemo_gym.records import Key
 from nemo_gym.rollout_collection.dispatch import TEARDOWN_S
 from nemo_gym.rollout_collection.executors import SHOWN_OLDEST, ExecutorState, Settle
-from nemo_gym.rollout_collection.outcome import Failure, Key, Task
+from nemo_gym.rollout_collection.outcome import Failure, Task
 from nemo_gym.rollout_collection.worker import WorkerSetup, frame, read_frame
 
 logger = logging.getLogger(__name__)

@@ -9,15 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
 
-import orjson
-
-from nemo_gym.codec import decode_json
 from nemo_gym.errors import JournalError
 from nemo_gym.journal import READ_BYTES, Recovery, recover
-from nemo_gym.rollout_collection.outcome import OUTAGES, Key, Task
-from nemo_gym.rollout_collection.rollouts import packed, unpacked
+from nemo_gym.records import Key, Record, agent_of, key_of, packed, parsed, unpacked
+from nemo_gym.rollout_collection.outcome import OUTAGES, Task
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     NG_FAILURE_CLASS_KEY,
@@ -28,31 +24,6 @@ from nemo_gym.types import (
 
 DATA_ATTEMPTS_A_RUN = 2
 """Tries in one run of a rollout whose input is at fault."""
-
-Record = dict[str, Any]
-
-
-def parsed(line: bytes) -> Any:
-    """A line as data; raises ValueError where it is torn."""
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return decode_json(line)
-
-
-def key_of(record: Record) -> Key | None:
-    task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
-    return Key(task, rollout) if _is_index(task) and _is_index(rollout) else None
-
-
-def _is_index(value: Any) -> TypeGuard[int]:
-    """Not `True`, and not beyond what `packed` holds."""
-    return type(value) is int and 0 <= value < 2**31
-
-
-def agent_of(record: Record) -> str:
-    ref = record.get(AGENT_REF_KEY_NAME)
-    return str(ref.get("name") or "") if isinstance(ref, dict) else ""
 
 
 def mend_output(path: Path) -> Recovery:

@@ -8,18 +8,7 @@ from typing import Any, overload
 
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import InputError
-from nemo_gym.rollout_collection.outcome import Key
-
-_ROLLOUT_BITS = 31
-
-
-def packed(key: Key) -> int:
-    """A key as one whole number that sorts like it: small enough to keep millions."""
-    return key.task << _ROLLOUT_BITS | key.rollout
-
-
-def unpacked(name: int) -> Key:
-    return Key(name >> _ROLLOUT_BITS, name & (1 << _ROLLOUT_BITS) - 1)
+from nemo_gym.records import Key, packed
 
 
 class OutputIndex:

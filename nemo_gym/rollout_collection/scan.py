@@ -15,7 +15,8 @@ from pathlib import Path
 from nemo_gym.journal import READ_BYTES, Recovery
 from nemo_gym.metrics.baseline import numeric_fields
 from nemo_gym.metrics.columns import Columns
-from nemo_gym.rollout_collection.resume import agent_of, key_of, mend_output, parsed
+from nemo_gym.records import agent_of, key_of, parsed
+from nemo_gym.rollout_collection.resume import mend_output
 from nemo_gym.rollout_collection.rollouts import OutputIndex
 
 PART_BYTES = 64 << 20

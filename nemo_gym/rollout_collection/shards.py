@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import InputError
-from nemo_gym.journal import Line, read_lines
 from nemo_gym.metrics import Columns, numeric_fields
-from nemo_gym.rollout_collection.outcome import Key
-from nemo_gym.rollout_collection.resume import agent_of, key_of, parsed
-from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+from nemo_gym.records import Key, parsed, read_rollouts
+from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
 
 _MOST_OPEN_FILES = 200
-_LARGEST_INDEX = 2**63
 
 
 class ShardRollout(NamedTuple):
@@ -70,16 +67,12 @@ class Shards:
 
     def _index(self, shard: int, path: Path) -> None:
         numbers = {agent: number for number, agent in enumerate(self.agents)}
-        for line in _lines(path):
-            if not line.data.strip():
-                continue
-            record = _checked(path, line)
-            agent = agent_of(record)
+        for line, _, key, agent in read_rollouts(path):
             if agent not in numbers:
                 numbers[agent] = len(self.agents)
                 self.agents.append(agent)
-            self._tasks.append(record[TASK_INDEX_KEY_NAME])
-            self._rollouts.append(record[ROLLOUT_INDEX_KEY_NAME])
+            self._tasks.append(key.task)
+            self._rollouts.append(key.rollout)
             self._shards.append(shard)
             self._offsets.append(line.offset)
             self._lengths.append(len(line.data))
@@ -153,42 +146,6 @@ def measured(rollouts: Iterable[ShardRollout], columns: Mapping[str, Columns]) -
         yield rollout
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    try:
-        yield from read_lines(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be read: {error.strerror}; make it readable, or check +input_glob=")
-
-
-def _checked(path: Path, line: Line) -> dict[str, Any]:
-    """A line of a shard as data; refuses what is no rollout."""
-    place = f"{path}:{line.number}"
-    try:
-        record = parsed(line.data)
-    except (ValueError, RecursionError) as error:
-        if not line.is_ended:
-            raise InputError(
-                f"{place}: the last line is torn, as a killed run leaves it; finish this shard first: "
-                f"collect again with +output_jsonl_fpath={path} +resume_from_cache=true"
-            ) from error
-        raise InputError(f"{place}: not JSON: {error}; repair or remove the line") from error
-    if not isinstance(record, dict):
-        raise InputError(f"{place}: not a JSON object; leave files that hold no rollouts out of +input_glob=")
-    key = key_of(record)
-    if key is None or not all(-_LARGEST_INDEX <= index < _LARGEST_INDEX for index in key):
-        raise InputError(
-            f"{place}: no rollout: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be whole numbers; "
-            "leave files that hold no rollouts out of +input_glob="
-        )
-    if not agent_of(record):
-        raise InputError(f'{place}: names no agent; add "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}} to it')
-    return record
-
-
 def _canonical(line: bytes) -> str:
     """The same text for lines that say the same."""
     return json.dumps(decode_json(line), sort_keys=True)
@@ -207,7 +164,7 @@ class _OpenFiles:
         try:
             data = os.pread(self._descriptor(shard), length, offset)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise InputError(f"{path}: cannot be read: {error.strerror}; aggregate again") from error
         if len(data) < length:
             raise InputError(f"{path}: became shorter meanwhile; aggregate when no run is writing it")
         return data

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from nemo_gym.activity import Activity
 from nemo_gym.http import RetryPolicy
+from nemo_gym.records import Key
 from nemo_gym.rollout_collection.dispatch import Dispatcher, RolloutPolicy, Try
-from nemo_gym.rollout_collection.outcome import Failure, Key, Outcome, Success, Task
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
 
 NEVER_AGAIN = RetryPolicy(attempts=1)
 MUCH_LATER = RetryPolicy(attempts=3, base_delay_s=1000, max_delay_s=1000)

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from nemo_gym.records import unpacked
 from nemo_gym.rollout_collection import scan
-from nemo_gym.rollout_collection.rollouts import Rollouts, unpacked
+from nemo_gym.rollout_collection.rollouts import Rollouts
 from nemo_gym.rollout_collection.scan import recover_output
 
 

@@ -1,0 +1,147 @@
+"""Rollout records: the key and the agent of each, and the reading of files that hold them.
+
+A line that is no rollout is an error that names file and line; `BadLines` decides whether it ends the reading
+or the line is left out and told of.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import orjson
+
+from nemo_gym.codec import decode_json
+from nemo_gym.errors import InputError
+from nemo_gym.journal import Line, read_lines
+from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+
+Record = dict[str, Any]
+
+_ROLLOUT_BITS = 31
+
+
+class Key(NamedTuple):
+    """The identity of one rollout."""
+
+    task: int
+    rollout: int
+
+    def __str__(self) -> str:
+        return f"{self.task}:{self.rollout}"
+
+
+def packed(key: Key) -> int:
+    """A key as one whole number that sorts like it: small enough to keep millions."""
+    return key.task << _ROLLOUT_BITS | key.rollout
+
+
+def unpacked(name: int) -> Key:
+    return Key(name >> _ROLLOUT_BITS, name & (1 << _ROLLOUT_BITS) - 1)
+
+
+def parsed(line: bytes) -> Any:
+    """A line as data; raises ValueError where it is torn."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return decode_json(line)
+
+
+def key_of(record: Record) -> Key | None:
+    task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
+    return Key(task, rollout) if _is_index(task) and _is_index(rollout) else None
+
+
+def _is_index(value: Any) -> TypeGuard[int]:
+    """Not `True`, and not beyond what `packed` holds."""
+    return type(value) is int and 0 <= value < 2**31
+
+
+def agent_of(record: Record) -> str:
+    ref = record.get(AGENT_REF_KEY_NAME)
+    return str(ref.get("name") or "") if isinstance(ref, dict) else ""
+
+
+@dataclass
+class BadLines:
+    """What becomes of lines that cannot be used."""
+
+    are_skipped: bool = False
+    """Whether they are left out and counted; else the first ends the reading."""
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    """What is wrong with the first of them."""
+
+    def take(self, error: InputError) -> None:
+        """Raise it, or count the line as left out."""
+        if not self.are_skipped:
+            raise error
+        self.count += 1
+        if len(self.first) < _MOST_NAMED:
+            self.first.append(str(error))
+
+    def told(self) -> list[str]:
+        """What was left out, in lines for people."""
+        if not self.count:
+            return []
+        head = f"warning: {self.count} line{'s' if self.count > 1 else ''} left out:"
+        more = [f"  … and {self.count - len(self.first)} more"] if self.count > len(self.first) else []
+        return [head, *(f"  {text}" for text in self.first), *more]
+
+
+_MOST_NAMED = 10
+SKIP_HINT = "or leave such lines out with +skip_bad_lines=true"
+
+
+class RolloutLine(NamedTuple):
+    """One rollout of a file."""
+
+    line: Line
+    record: Record
+    key: Key
+    agent: str
+
+
+def read_rollouts(path: Path, bad_lines: BadLines | None = None) -> Iterator[RolloutLine]:
+    """Every rollout of a file; blank lines are none."""
+    bad_lines = BadLines() if bad_lines is None else bad_lines
+    try:
+        for line in read_lines(path):
+            if line.data.strip():
+                try:
+                    yield checked_rollout(path, line)
+                except InputError as error:
+                    bad_lines.take(error)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}; check its name and make it readable"
+        ) from error
+
+
+def checked_rollout(path: Path, line: Line) -> RolloutLine:
+    """A line as a rollout; refuses what is none."""
+    place = f"{path}:{line.number}"
+    try:
+        record = parsed(line.data)
+    except (ValueError, RecursionError) as error:
+        if not line.is_ended:
+            raise InputError(
+                f"{place}: the last line is torn, as a killed run leaves it; finish the run first: collect "
+                f"again with +output_jsonl_fpath={path} +resume_from_cache=true, {SKIP_HINT}"
+            ) from error
+        raise InputError(f"{place}: not JSON: {error}; repair or remove the line, {SKIP_HINT}") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{place}: not a JSON object, so no rollout; name a file of rollouts, {SKIP_HINT}")
+    key = key_of(record)
+    if key is None:
+        raise InputError(
+            f"{place}: no rollout: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be whole numbers; "
+            f"name a file of rollouts, {SKIP_HINT}"
+        )
+    agent = agent_of(record)
+    if not agent:
+        raise InputError(
+            f'{place}: names no agent; add "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}} to it, {SKIP_HINT}'
+        )
+    return RolloutLine(line, record, key, agent)
