@@ -1,5 +1,6 @@
 """The configuration of this process, for code that asks for it instead of being given it."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +66,6 @@ def get_hf_token() -> str | None:
     return None if token is None else str(token)
 
 
-def get_wandb_run() -> None:
-    """The active W&B run; there is none."""
-    return None
+def get_wandb_run() -> Any | None:
+    """The W&B run that is active in this process; None where W&B is not even loaded."""
+    return getattr(sys.modules.get("wandb"), "run", None)

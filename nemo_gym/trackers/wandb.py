@@ -1,0 +1,145 @@
+"""W&B: one run, with all metrics in its first step and a table of the rollouts in its second.
+
+Invariant: W&B gets what we hand over. Its own capture of the console, the code and the command line (which
+may hold keys) is off, and the API key goes into no file.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.config.current import get_wandb_run
+from nemo_gym.errors import ConfigError
+from nemo_gym.extras import load_extra
+from nemo_gym.trackers.config import TrackerConfig
+from nemo_gym.trackers.tracker import TrackedRun
+
+TABLE = "Rollouts"
+COLUMN = "Rollout"
+
+_SETTINGS = {
+    "silent": True,
+    "console": "off",
+    "save_code": False,
+    "disable_code": True,
+    "disable_git": True,
+    "label_disable": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+    "finish_timeout_raises": True,
+    # A server that is down is seen after three tries within seconds, not after minutes.
+    "x_graphql_retry_max": 2,
+    "x_graphql_retry_wait_min_seconds": 1.0,
+    "x_graphql_timeout_seconds": 15.0,
+}
+_INIT_S = 30.0
+"""Longest wait for the server to take the run."""
+_MOST_BYTES = 1 << 30
+"""Of rollouts in a table, which W&B holds in memory twice over."""
+
+
+class WandbTracker:
+    """A run of ours, or the one that environment code has active: that one is added to and left open."""
+
+    def __init__(self, wandb: Any, run: Any, is_own: bool) -> None:
+        self._wandb = wandb
+        self._run = run
+        self._is_own = is_own
+        self._note = "" if is_own else " (the run that was already active)"
+
+    @classmethod
+    def open(cls, config: TrackerConfig, limit_s: float) -> "WandbTracker":
+        wandb = load_extra("wandb", "wandb", "tracking with W&B")
+        if (active := get_wandb_run()) is not None:
+            return cls(wandb, active, is_own=False)
+        _send_no_error_reports()
+        with _silenced(wandb):
+            run = wandb.init(
+                project=config.wandb_project,
+                name=config.wandb_name or None,
+                reinit="create_new",  # leaves `wandb.run` to others
+                settings=_settings(wandb, config.wandb_api_key, limit_s),
+            )
+        return cls(wandb, run, is_own=True)
+
+    def log(self, run: TrackedRun) -> None:
+        if self._is_own:
+            self._run.config.update(dict(run.settings))
+        self._run.log(dict(_primitives(run.metrics())))
+
+    def upload(self, rollouts: Iterable[bytes], path: Path | None) -> None:
+        cells = table_cells(rollouts, self._wandb.Table.MAX_ARTIFACT_ROWS, _MOST_BYTES)
+        if not cells.are_all:
+            self._note += f"; of the rollouts only the first {len(cells.texts):,}, a table takes no more"
+        self._run.log({TABLE: self._wandb.Table(columns=[COLUMN], data=[[text] for text in cells.texts])})
+
+    def finish(self, ok: bool) -> str:
+        place = self._place()
+        if self._is_own:
+            self._run.finish(exit_code=0 if ok else 1)
+        return place + self._note
+
+    def _place(self) -> str:
+        if self._run.disabled:
+            return "nothing was sent, W&B is in disabled mode"
+        if self._run.offline:
+            folder = self._run.settings.sync_dir
+            return f"offline run in {folder}; send it with: wandb sync {folder}"
+        return str(self._run.url)
+
+
+@dataclass(frozen=True)
+class TableCells:
+    """As many rollouts as a table takes."""
+
+    texts: list[str]
+    are_all: bool
+
+
+def table_cells(rollouts: Iterable[bytes], most: int, most_bytes: int) -> TableCells:
+    """The first rollouts, as text, that are within both limits."""
+    texts: list[str] = []
+    size = 0
+    for line in rollouts:
+        size += len(line)
+        if len(texts) == most or size > most_bytes:
+            return TableCells(texts, are_all=False)
+        texts.append(line.decode("utf-8", "replace"))
+    return TableCells(texts, are_all=True)
+
+
+def _settings(wandb: Any, api_key: str | None, limit_s: float) -> Any:
+    """Ours, as far as this version of W&B knows them; all others are the user's."""
+    wanted = {
+        **_SETTINGS,
+        **({"api_key": api_key} if api_key else {}),
+        "init_timeout": min(_INIT_S, limit_s / 3),
+        "finish_timeout": limit_s / 2,
+    }
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _primitives(metrics: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in metrics if isinstance(value, bool | int | float | str | None))
+
+
+@contextmanager
+def _silenced(wandb: Any) -> Iterator[None]:
+    """No lines about the login on stderr; nor a question for a key, which nobody may be there to answer."""
+    settings = wandb.setup().settings
+    wandb.termsetup(wandb.Settings(silent=True), None)
+    try:
+        yield
+    finally:
+        wandb.termsetup(settings, None)
+
+
+def _send_no_error_reports() -> None:
+    """Those go to the same server, and would hold up the end of the process where it does not answer."""
+    with suppress(ConfigError, AttributeError):  # a module that other versions do not have
+        load_extra("wandb.analytics.opentelemetry.opentelemetry_proxy", "wandb", "W&B").disable()

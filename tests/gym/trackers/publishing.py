@@ -1,0 +1,96 @@
+"""Runs to publish, and processes that publish them: the libraries stay out of the process of the tests."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import HTTPServer
+from pathlib import Path
+from typing import Any
+
+from tests.support.commands import ROOT
+
+API_KEY = "0123456789abcdef0123456789abcdef01234567"
+ROLLOUTS = ['{"_ng_task_index": 0, "reward": 1.0, "text": "é ☃"}', '{"_ng_task_index": 1, "reward": 0.0}']
+WHAT_NOW = "; the files are complete, send them again with ng_aggregate_rollouts"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a process that published left behind."""
+
+    results: list[dict[str, Any]]
+    """One for each publication."""
+    stdout: str
+    stderr: str
+    exit_s: float
+    """From the last publication to the end of the process, at most."""
+
+    @property
+    def result(self) -> dict[str, Any]:
+        (only,) = self.results
+        return only
+
+
+def publish_in_process(
+    folder: Path, *publications: Mapping[str, Any], env: Mapping[str, str] | None = None
+) -> Published:
+    """Publish from a process whose command line holds every setting, keys too, as that of a user may."""
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    results = folder / "results.json"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
+    full_env = {**kept, "HOME": str(home), "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "true", **(env or {})}
+    program = Path(__file__).with_name("publisher.py")
+    started = time.monotonic()
+    process = subprocess.run(
+        [sys.executable, str(program), json.dumps(publications), str(results)],
+        cwd=folder,
+        env=full_env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    found = json.loads(results.read_text())
+    exit_s = time.monotonic() - started - sum(result["seconds"] for result in found)
+    return Published(found, process.stdout, process.stderr, exit_s)
+
+
+def files_with(folder: Path, text: str) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and text.encode() in file.read_bytes()]
+
+
+@contextmanager
+def serving(server: HTTPServer) -> Iterator[None]:
+    """Lets a server answer meanwhile."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a server that takes every connection and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def refused_address() -> Iterator[str]:
+    """An address that nobody listens at, and that nobody else can get meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"

@@ -1,0 +1,48 @@
+import posixpath
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_gym.trackers.names import LONGEST, allowed_names, spelt_out
+
+NAMES = st.lists(
+    st.text(alphabet=st.sampled_from("ab/.@[]☃é ") | st.characters(), max_size=12) | st.text(min_size=240)
+)
+
+
+def test_names_stay_readable() -> None:
+    assert spelt_out("pass@1[avg-of-4]/accuracy") == "pass_at_1.avg-of-4/accuracy"
+    assert spelt_out("math agent/mean/reward") == "math agent/mean/reward"
+    assert spelt_out("solved: 50%") == "solved_ 50_percent"
+
+
+def test_a_name_that_is_allowed_keeps_itself_and_the_other_gets_a_mark() -> None:
+    names = allowed_names(["pass@1", "pass_at_1"])
+    assert names["pass_at_1"] == "pass_at_1"
+    assert re.fullmatch(r"pass_at_1-[0-9a-f]{8}", names["pass@1"])
+
+
+def test_long_names_that_differ_at_their_end_stay_apart() -> None:
+    first, second = allowed_names(["x" * 300 + "1", "x" * 300 + "2"]).values()
+    assert first != second
+    assert len(first) == len(second) == LONGEST
+
+
+def test_a_name_is_no_folder_of_another() -> None:
+    names = allowed_names(["mean", "mean/reward"])
+    assert names["mean/reward"] == "mean/reward"
+    assert names["mean"].startswith("mean-")
+
+
+@given(NAMES)
+def test_every_name_is_allowed_and_there_is_one_for_each(names: list[str]) -> None:
+    renamed = allowed_names(names)
+    assert renamed.keys() == set(names)
+    assert len(set(renamed.values())) == len(renamed)
+    for name in renamed.values():
+        assert re.fullmatch(r"[/\w.\- ]+", name)
+        assert posixpath.normpath(name) == name
+        assert not name.startswith(("/", ".."))
+        assert len(name.encode()) <= LONGEST
+        assert not any(other.startswith(f"{name}/") for other in renamed.values())
