@@ -7,7 +7,7 @@ or the line is left out and told of.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -49,13 +49,11 @@ def parsed(line: bytes) -> Any:
 
 
 def key_of(record: Record) -> Key | None:
+    """The key; None where an index is none, `True` or beyond what `packed` holds."""
     task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
-    return Key(task, rollout) if _is_index(task) and _is_index(rollout) else None
-
-
-def _is_index(value: Any) -> TypeGuard[int]:
-    """Not `True`, and not beyond what `packed` holds."""
-    return type(value) is int and 0 <= value < 2**31
+    if type(task) is int and type(rollout) is int and 0 <= task < 2**31 and 0 <= rollout < 2**31:
+        return Key(task, rollout)
+    return None
 
 
 def agent_of(record: Record) -> str:
@@ -103,24 +101,41 @@ class RolloutLine(NamedTuple):
     agent: str
 
 
-def read_rollouts(path: Path, bad_lines: BadLines | None = None) -> Iterator[RolloutLine]:
-    """Every rollout of a file; blank lines are none."""
+def read_rollouts(
+    path: Path, bad_lines: BadLines | None = None, *, once: bool = False
+) -> Iterator[RolloutLine]:
+    """Every rollout of a file; with `once`, one whose key stood there before is a bad line."""
     bad_lines = BadLines() if bad_lines is None else bad_lines
+    first_lines: dict[int, int] = {}
+    for line, record in read_records(path, bad_lines):
+        try:
+            rollout = checked_rollout(path, line, record)
+            if once:
+                refuse_repeated(path, rollout, first_lines)
+        except InputError as error:
+            bad_lines.take(error)
+        else:
+            yield rollout
+
+
+def read_records(path: Path, bad_lines: BadLines) -> Iterator[tuple[Line, Record]]:
+    """Every JSON object of a file with its line; blank lines are none."""
     try:
         for line in read_lines(path):
             if line.data.strip():
                 try:
-                    yield checked_rollout(path, line)
+                    record = _checked_record(path, line)
                 except InputError as error:
                     bad_lines.take(error)
+                else:
+                    yield line, record
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror}; check its name and make it readable"
         ) from error
 
 
-def checked_rollout(path: Path, line: Line) -> RolloutLine:
-    """A line as a rollout; refuses what is none."""
+def _checked_record(path: Path, line: Line) -> Record:
     place = f"{path}:{line.number}"
     try:
         record = parsed(line.data)
@@ -133,6 +148,12 @@ def checked_rollout(path: Path, line: Line) -> RolloutLine:
         raise InputError(f"{place}: not JSON: {error}; repair or remove the line, {SKIP_HINT}") from error
     if not isinstance(record, dict):
         raise InputError(f"{place}: not a JSON object, so no rollout; name a file of rollouts, {SKIP_HINT}")
+    return record
+
+
+def checked_rollout(path: Path, line: Line, record: Record) -> RolloutLine:
+    """A line as a rollout; refuses what is none."""
+    place = f"{path}:{line.number}"
     key = key_of(record)
     if key is None:
         raise InputError(
@@ -145,3 +166,13 @@ def checked_rollout(path: Path, line: Line) -> RolloutLine:
             f'{place}: names no agent; add "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}} to it, {SKIP_HINT}'
         )
     return RolloutLine(line, record, key, agent)
+
+
+def refuse_repeated(path: Path, rollout: RolloutLine, first_lines: dict[int, int]) -> None:
+    """Refuse a rollout whose key stood in an earlier line; `first_lines` are those seen so far."""
+    number = rollout.line.number
+    first = first_lines.setdefault(packed(rollout.key), number)
+    if first != number:
+        raise InputError(
+            f"{path}:{number}: repeats rollout {rollout.key} of line {first}; remove one of them, {SKIP_HINT}"
+        )

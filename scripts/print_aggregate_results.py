@@ -24,7 +24,7 @@ from nemo_gym.config.roots import expand
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, NeMoGymError
 from nemo_gym.journal import read_objects
-from nemo_gym.metrics.baseline import numeric_fields
+from nemo_gym.metrics import numeric_fields
 from nemo_gym.types import AGENT_REF_KEY_NAME
 
 NO_AGENT = "(no agent)"

@@ -1,10 +1,12 @@
 """`ng_aggregate_rollouts`."""
 
+import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from pydantic import Field
 
@@ -14,23 +16,29 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config.instances import instance_names
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.launch import host_embedded
-from nemo_gym.rollout_collection.aggregate import Aggregation, aggregate_shards
+from nemo_gym.rollout_collection.aggregate import Aggregation, aggregate_shards, load_shards
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
-from nemo_gym.rollout_collection.report import key_metrics_lines
+from nemo_gym.rollout_collection.report import entries_data, metrics_lines
 
 
 class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):
     config_paths: list[str] = Field(default_factory=list)
     """YAML files that define the agents: `[a.yaml,b.yaml]`. Only needed where an environment has metrics of
     its own and no ng_run is up with it."""
+    json_output: bool = False
+    """Print one JSON object instead of text; what is said along the way goes to standard error."""
 
 
 def run(config: GymConfig, options: AggregateRolloutsConfig) -> int:
     import uvloop
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
-    done = uvloop.run(aggregate_shards(options, partial(_open_client, config), print))
-    if done is not None:
+    notice = partial(print, file=sys.stderr) if options.json_output else print
+    shards = load_shards(options, notice)
+    done = uvloop.run(aggregate_shards(options, shards, partial(_open_client, config), notice))
+    if options.json_output:
+        print(json.dumps(_data(done), indent=2))
+    elif done is not None:
         _show(done)
     return 0
 
@@ -54,12 +62,25 @@ def _running_servers(config: GymConfig) -> ServerClient | None:
         return None
 
 
+def _data(done: Aggregation | None) -> dict[str, Any]:
+    if done is None:
+        return {"agents": [], "files": {}, "trackers": []}
+    files = {"rollouts": done.merged_path, "aggregate_metrics": done.metrics_path}
+    return {
+        "agents": entries_data(done.entries),
+        "files": {what: str(path) for what, path in files.items() if path is not None},
+        "trackers": done.tracked,
+    }
+
+
 def _show(done: Aggregation) -> None:
-    for line in key_metrics_lines(done.key_metrics):
+    for line in metrics_lines(done.entries):
         print(line)
     if done.merged_path is not None:
         print(f"Rollouts: {done.merged_path}")
     print(f"Aggregate metrics: {done.metrics_path}")
+    for line in done.tracked:
+        print(line)
 
 
 COMMAND = Command(

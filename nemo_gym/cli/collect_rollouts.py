@@ -1,6 +1,7 @@
 """`ng_collect_rollouts`."""
 
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -20,7 +21,7 @@ from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display import Display
 from nemo_gym.rollout_collection.dry_run import dry_run
-from nemo_gym.rollout_collection.report import RESUME_HINT, report
+from nemo_gym.rollout_collection.report import RESUME_HINT, report, report_data
 from nemo_gym.rollout_collection.servers import choose_servers, servers_in_sight
 
 _LEAVE_S = 2.0
@@ -32,6 +33,8 @@ class CollectRolloutsConfig(RolloutCollectionConfig, ConfigPaths):
     config_paths: list[str] = Field(default_factory=list)
     """YAML files of the servers to host, later ones over earlier ones: `[a.yaml,b.yaml]`. Not needed where an
     ng_run is up, whose servers are used then. Relative paths are looked for as those of the input."""
+    json_output: bool = False
+    """Print the result as one JSON object instead of text."""
 
 
 def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
@@ -60,7 +63,10 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
         leaving.within(_LEAVE_S, error.exit_code, f"{type(error).__name__}: {error}\n")
         raise
     try:
-        print("\n".join(report(collected)), flush=True)
+        if options.json_output:
+            print(json.dumps(report_data(collected), indent=2), flush=True)
+        else:
+            print("\n".join(report(collected)), flush=True)
     except BrokenPipeError:  # whoever read it has had enough; the exit code still tells
         discard_output()
     exit_code = 0 if collected.ledger.is_complete else 1

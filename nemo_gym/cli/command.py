@@ -56,7 +56,7 @@ class Command(Generic[Options]):
         if not {"--help", "-h"}.isdisjoint(arguments):
             print(self.help())
             return 0
-        arguments = self._named(arguments)
+        arguments = self.named(arguments)
         overrides = parse_arguments(arguments, string_fields(self.options), flag_fields(self.options))
         if self.reads_files:
             config = load_config(overrides=overrides)
@@ -67,7 +67,7 @@ class Command(Generic[Options]):
             self._refuse_unknown(overrides.values)
         return self.run(config, options)
 
-    def _named(self, arguments: list[str]) -> list[str]:
+    def named(self, arguments: list[str]) -> list[str]:
         """The arguments with the names of those that stand without, and `--json` by its field's name."""
         names, named, previous = iter(self.positional), [], ""
         for argument in arguments:

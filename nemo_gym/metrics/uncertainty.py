@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Numbers = Sequence[float] | NDArray[np.float64]
 
 CONFIDENCE = 0.95
+ERRORS = ("std_err", "ci95_low", "ci95_high")
+"""What stands beside a metric, as `<metric>/<error>`."""
 
 
 class Span(NamedTuple):
@@ -47,8 +49,8 @@ class Estimate:
 
     def named(self, metric: str) -> dict[str, float]:
         """What stands beside a metric of this name; nothing where nothing is known."""
-        parts = {"std_err": self.std_err, "ci95_low": self.low, "ci95_high": self.high}
-        return {f"{metric}/{name}": value for name, value in parts.items() if value is not None}
+        parts = zip(ERRORS, (self.std_err, self.low, self.high), strict=True)
+        return {f"{metric}/{name}": value for name, value in parts if value is not None}
 
     def scaled(self, factor: float) -> "Estimate":
         """The same in another unit."""
@@ -82,7 +84,12 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", span: Span | None = None
 
 def estimate_task_mean(values: "Numbers", span: Span | None = None) -> Estimate:
     """The mean of one value a task."""
-    return estimate_mean(values, [1.0] * len(values), span)
+    import numpy as np
+
+    numbers = np.asarray(values, float)
+    if len(numbers) > 1 and numbers.min() == numbers.max():  # no error, not that of rounding either
+        return around(float(numbers[0]), 0.0, len(numbers), span)
+    return estimate_mean(numbers, np.ones(len(numbers)), span)
 
 
 def around(mean: float, std_err: float, tasks: int, span: Span | None = None) -> Estimate:
@@ -115,14 +122,13 @@ class Difference(NamedTuple):
 def paired_difference(differences: "Numbers") -> Difference:
     """The mean of one difference a task: a paired t test over the tasks.
 
-    Where all tasks differ by the same, which leaves no error to test with, the p-value is the sign test's.
+    Where all tasks differ by the same there is no error to test with, and none to draw an interval from: the
+    p-value is then the sign test's.
     """
     estimate = estimate_task_mean(differences)
-    tasks, std_err = estimate.tasks, estimate.std_err
+    mean, std_err, tasks = estimate.mean, estimate.std_err, estimate.tasks
     if std_err is None:
-        return Difference(estimate.mean, None, None, None, None)
+        return Difference(mean, None, None, None, None)
     if std_err == 0.0:
-        p_value = 1.0 if estimate.mean == 0.0 else 2.0 ** (1 - tasks)
-    else:
-        p_value = two_sided_p(estimate.mean / std_err, tasks - 1)
-    return Difference(estimate.mean, std_err, estimate.low, estimate.high, p_value)
+        return Difference(mean, 0.0, None, None, 2.0 ** (1 - tasks) if mean else 1.0)
+    return Difference(mean, std_err, estimate.low, estimate.high, two_sided_p(mean / std_err, tasks - 1))

@@ -22,8 +22,13 @@ from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.journal import write_whole
-from nemo_gym.metrics import Columns, default_key_metrics
-from nemo_gym.types import AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
+from nemo_gym.metrics import Columns, GroupTable, Summary, default_key_metrics, summarize
+from nemo_gym.types import (
+    AGENT_REF_KEY_NAME,
+    RESPONSE_KEY_NAME,
+    RESPONSES_CREATE_PARAMS_KEY_NAME,
+    TASK_INDEX_KEY_NAME,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,8 @@ _COMPUTATION_S = 600.0
 """How long it may take to compute them."""
 _LONGEST_REASON = 300
 _GROUPS_A_PIECE = 200
+_FORMULAS = b"1"
+"""Another number wherever the same rollouts give another file."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class AgentRollouts:
     records: Callable[[], Iterable[dict[str, Any]]]
     """The whole rollouts, read again from the file; called in a thread, and only where an environment has
     metrics of its own."""
+    planned: int | None = None
+    """How many there should be; None where nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,11 @@ class Entry:
     """What the file says of one agent."""
 
     agent: str
+    summary: Summary
     agent_metrics: Mapping[str, Any]
     key_metrics: dict[str, Any]
-    groups: Iterable[Mapping[str, Any]]
+    groups: Iterable[Mapping[str, Any]] | Columns
+    """Of each task; columns where they come from those alone."""
     columns: Columns | None = None
     """What these metrics come from, where that is all they come from."""
     note: str | None = None
@@ -61,14 +72,14 @@ class Entry:
 
 async def write_aggregate_metrics(
     path: Path, agents: Mapping[str, AgentRollouts], client: ServerClient | None
-) -> dict[str, dict[str, Any]]:
-    """Compute the metrics of every agent and write them; gives the key metrics of each.
+) -> list[Entry]:
+    """Compute the metrics of every agent and write them; gives what was written.
 
     Without a client nobody is asked: all get the default metrics.
     """
     entries = await agent_entries(agents, client)
     await asyncio.to_thread(write_entries, path, entries)
-    return {entry.agent: entry.key_metrics for entry in entries}
+    return entries
 
 
 async def agent_entries(agents: Mapping[str, AgentRollouts], client: ServerClient | None) -> list[Entry]:
@@ -85,11 +96,11 @@ def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
 
     None where there is no file, or where more than this program and the columns goes into it.
     """
-    digest = hashlib.sha256(nemo_gym.__version__.encode())
+    digest = hashlib.sha256(nemo_gym.__version__.encode() + _FORMULAS)
     for entry in entries:
         if entry.columns is None:
             return None
-        digest.update(entry.agent.encode("utf-8", "surrogatepass") + b"\0")
+        digest.update(f"{entry.agent}\0{entry.summary.planned}\0".encode("utf-8", "surrogatepass"))
         entry.columns.feed(digest.update)
     try:
         about = path.stat()
@@ -100,12 +111,12 @@ def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
 
 async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | None) -> Entry:
     if client is None:
-        return _default_entry(agent, rollouts.columns, "no server was there to ask for its own")
+        return await _default_entry(agent, rollouts, "no server was there to ask for its own")
     try:
         if not rollouts.columns or not await _has_own_metrics(client, agent):
-            return _default_entry(agent, rollouts.columns)
+            return await _default_entry(agent, rollouts)
     except NeMoGymError as error:
-        return _default_entry(agent, rollouts.columns, _reason(error))
+        return await _default_entry(agent, rollouts, _reason(error))
     body = await asyncio.to_thread(_request_body, rollouts)
     try:
         response = await client.post(agent, _PATH, json=body, timeout=_COMPUTATION_S)
@@ -113,8 +124,9 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
         own = AggregateMetrics.model_validate(await response.json())
     except (NeMoGymError, ValueError) as error:
         logger.warning("%s: its own metrics could not be computed, the default ones were: %s", agent, error)
-        return _default_entry(agent, rollouts.columns, _reason(error))
-    return Entry(agent, own.agent_metrics, own.key_metrics, own.group_level_metrics)
+        return await _default_entry(agent, rollouts, _reason(error))
+    summary = await asyncio.to_thread(summarize, agent, rollouts.columns, rollouts.planned)
+    return Entry(agent, summary, own.agent_metrics, own.key_metrics, own.group_level_metrics)
 
 
 async def _has_own_metrics(client: ServerClient, agent: str) -> bool:
@@ -140,13 +152,15 @@ def _without_transcript(record: Mapping[str, Any]) -> dict[str, Any]:
     return kept if usage is None else {**kept, RESPONSE_KEY_NAME: {"usage": usage}}
 
 
-def _default_entry(agent: str, columns: Columns, missing: str | None = None) -> Entry:
-    metrics = columns.statistics()
-    keys, groups = default_key_metrics(metrics), columns.groups()
+async def _default_entry(agent: str, rollouts: AgentRollouts, missing: str | None = None) -> Entry:
+    columns = rollouts.columns
+    summary = await asyncio.to_thread(summarize, agent, columns, rollouts.planned)
+    metrics = await asyncio.to_thread(columns.metrics)
+    keys = default_key_metrics(metrics)
     if missing is None:
-        return Entry(agent, metrics, keys, groups, columns)
+        return Entry(agent, summary, metrics, keys, columns, columns)
     note = f"These are the default metrics, without the environment's own: {missing}."
-    return Entry(agent, metrics, keys, groups, note=note)
+    return Entry(agent, summary, metrics, keys, columns, note=note)
 
 
 def _reason(error: Exception) -> str:
@@ -168,16 +182,46 @@ def _entry_pieces(entry: Entry) -> Iterator[bytes]:
     head = {
         AGENT_REF_KEY_NAME: {"name": entry.agent},
         **({"note": entry.note} if entry.note is not None else {}),
+        **({"coverage": entry.summary.coverage()} if entry.summary.missing else {}),
         "agent_metrics": entry.agent_metrics,
         "key_metrics": entry.key_metrics,
     }
     yield _indented(head, 1).removesuffix(b"\n  }")
     yield b',\n    "group_level_metrics": ['
-    before, groups = b"", iter(entry.groups)
-    while some := list(islice(groups, _GROUPS_A_PIECE)):
-        yield before + _indented(some, 2).removeprefix(b"[").removesuffix(b"\n    ]")
+    before = b""
+    for piece in _group_pieces(entry.groups):
+        yield before + piece
         before = b","
     yield b"\n    ]\n  }" if before else b"]\n  }"
+
+
+def _group_pieces(source: Iterable[Mapping[str, Any]] | Columns) -> Iterator[bytes]:
+    """Some groups at a time, with commas between them."""
+    if isinstance(source, Columns):
+        for table in source.group_tables():
+            yield (
+                _table_piece(table)
+                if table.labels and table.is_whole
+                else _groups_piece(list(table.groups()))
+            )
+        return
+    groups = iter(source)
+    while some := list(islice(groups, _GROUPS_A_PIECE)):
+        yield _groups_piece(some)
+
+
+def _groups_piece(groups: list[Mapping[str, Any]]) -> bytes:
+    return _indented(groups, 2).removeprefix(b"[").removesuffix(b"\n    ]")
+
+
+def _table_piece(table: GroupTable) -> bytes:
+    """The same of a table that has every value: its numbers, in a text that all groups share."""
+    labels = [encode_json(label).replace(b"%", b"%%") for label in (TASK_INDEX_KEY_NAME, *table.labels)]
+    form = b"\n      {\n" + b",\n".join(b"        %s: %%b" % label for label in labels) + b"\n      }"
+    rows = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
+    return b",".join(
+        form % (b"%d" % task, *row.split(b",")) for task, row in zip(table.tasks, rows, strict=True)
+    )
 
 
 def _indented(value: Any, levels: int) -> bytes:

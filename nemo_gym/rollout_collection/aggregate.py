@@ -4,13 +4,12 @@ import asyncio
 import glob
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -19,9 +18,13 @@ from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.journal import make_parent, new_file, set_aside
 from nemo_gym.metrics import Columns
 from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for
-from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggregate_metrics
+from nemo_gym.records import BadLines
+from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
-from nemo_gym.rollout_collection.shards import Settled, ShardRollout, Shards, measured
+from nemo_gym.rollout_collection.manifest import Manifest
+from nemo_gym.rollout_collection.shards import Settled, ShardLines, Shards
+from nemo_gym.rollout_collection.tracking import track_run
+from nemo_gym.trackers import warn_early
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +53,10 @@ class Aggregation:
 
     metrics_path: Path
     merged_path: Path | None
-    key_metrics: dict[str, dict[str, Any]]
-    """By agent."""
+    entries: list[Entry]
+    """The metrics of each agent."""
+    tracked: list[str]
+    """What is to be said of the trackers."""
 
 
 class RolloutAggregationHelper(BaseModel):
@@ -66,33 +71,61 @@ class RolloutAggregationHelper(BaseModel):
         """
         if client is None:
             client = await asyncio.to_thread(_client_around)
-        done = await aggregate_shards(config, lambda _: nullcontext(client), logger.info)
+        shards = await asyncio.to_thread(load_shards, config, logger.info)
+        done = await aggregate_shards(config, shards, lambda _: nullcontext(client), logger.info)
         return done.metrics_path if done is not None else None
 
 
+def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
+    """Find and measure all rollouts. Blocks; several processes read large files if no other thread runs."""
+    for text in warn_early(config):
+        notice(text)
+    shards = Shards(find_shards(config, notice), BadLines(config.skip_bad_lines))
+    for text in (*_settlement(shards.load()), *shards.bad_lines.told()):
+        notice(text)
+    return shards
+
+
 async def aggregate_shards(
-    config: RolloutAggregationConfig, open_client: OpenClient, notice: Notice
+    config: RolloutAggregationConfig, shards: Shards, open_client: OpenClient, notice: Notice
 ) -> Aggregation | None:
     """Merge the shards, then compute the metrics; None if the shards are empty."""
     output = Path(config.output_jsonl_fpath)
-    paths = find_shards(config, notice)
-    with Shards(paths) as shards:
-        for text in _settlement(await asyncio.to_thread(shards.load)):
-            notice(text)
+    with shards:
         if not len(shards):
             notice("The shards hold no rollouts; nothing is written.")
             return None
-        agents = {agent: AgentRollouts(Columns(), partial(shards.records, agent)) for agent in shards.agents}
-        rollouts = measured(shards, {name: agent.columns for name, agent in agents.items()})
+        missing = missing_by_agent(shards)
+        agents = {
+            agent: AgentRollouts(columns, partial(shards.records, agent), _planned(agent, columns, missing))
+            for agent, columns in shards.columns.items()
+        }
         make_parent(output)
         if config.merge_shards:
-            await asyncio.to_thread(_merge, rollouts, output, notice)
-        else:
-            await asyncio.to_thread(deque, rollouts, 0)
+            await asyncio.to_thread(_merge, shards, output, notice)
         metrics_path = aggregate_metrics_path_for(output)
-        async with open_client(shards.agents) as client:
-            key_metrics = await write_aggregate_metrics(metrics_path, agents, client)
-    return Aggregation(metrics_path, output if config.merge_shards else None, key_metrics)
+        async with open_client(list(agents)) as client:
+            entries = await write_aggregate_metrics(metrics_path, agents, client)
+        lines = ShardLines(shards) if config.upload_rollouts_to_wandb else None
+        merged = output if config.merge_shards else None
+        tracked = await track_run(config, config, entries, lines, merged)
+    return Aggregation(metrics_path, merged, entries, tracked)
+
+
+def missing_by_agent(shards: Shards) -> Counter[str] | None:
+    """How many rollouts of each agent the shards should have and do not; None where that is not known."""
+    missing: Counter[str] = Counter()
+    for path, found in zip(shards.paths, shards.found_by_agent, strict=True):
+        manifest = Manifest.load(manifest_path_for(path))
+        planned = manifest.planned_by_agent() if manifest is not None else {}
+        if not planned:
+            return None
+        missing.update({agent: max(0, count - found[agent]) for agent, count in planned.items()})
+    return missing
+
+
+def _planned(agent: str, columns: Columns, missing: Counter[str] | None) -> int | None:
+    return None if missing is None else len(columns) + missing[agent]
 
 
 def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
@@ -153,10 +186,10 @@ def _settlement(settled: Settled) -> list[str]:
     return texts
 
 
-def _merge(rollouts: Iterable[ShardRollout], output: Path, notice: Notice) -> None:
+def _merge(shards: Shards, output: Path, notice: Notice) -> None:
     """Write all rollouts into one file; an earlier one stays under another name."""
     with new_file(output) as file:
-        file.writelines(rollout.line + b"\n" for rollout in rollouts)
+        file.writelines(shards.lines())
         moved = set_aside([output])
     for kept in moved:
         notice(f"{output} was there already; it is now {kept}.")

@@ -18,7 +18,7 @@ from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import redact
 from nemo_gym.errors import ConfigError
 from nemo_gym.http import ClientResponse, ServerCallError, retry_after_s
-from nemo_gym.metrics.baseline import numeric_fields
+from nemo_gym.metrics import numeric_fields
 from nemo_gym.records import key_of
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
 from nemo_gym.types import (
@@ -88,7 +88,9 @@ class Attempt:
         reward = rollout.get("reward")
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             return self._invalid(task, f"the rollout has no numeric reward: reward is {reward!r}")
-        return Success(task.key, task.agent, self._line(task, rollout, line), numeric_fields(rollout))
+        odd: list[str] = []
+        numbers = numeric_fields(rollout, odd)
+        return Success(task.key, task.agent, self._line(task, rollout, line), numbers, tuple(odd))
 
     def _line(self, task: Task, rollout: dict[str, Any], line: bytes | None) -> bytes:
         """The answer as it came, if it carries the row's key; else with the key put in."""

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.http import get_response_json, raise_for_status
 from nemo_gym.journal import read_lines
-from nemo_gym.metrics.baseline import numeric_fields
-from nemo_gym.metrics.columns import Columns
+from nemo_gym.metrics import measured
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of, key_of, packed, parsed
 from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, write_aggregate_metrics
@@ -115,22 +115,16 @@ class RolloutCollectionHelper(BaseModel):
             if agent := agent_of(row):
                 by_agent.setdefault(agent, []).append({**result, **_indices(row)})
         path = aggregate_metrics_path_for(output_fpath)
-        agents = {agent: _agent_rollouts(records) for agent, records in by_agent.items()}
+        agents = {
+            agent: AgentRollouts(measured(records), partial(iter, records))
+            for agent, records in by_agent.items()
+        }
         await write_aggregate_metrics(path, agents, self.setup_server_client())
         return path
 
 
 def _indices(row: Row) -> Row:
     return {key: row[key] for key in (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME) if key in row}
-
-
-def _agent_rollouts(records: list[Row]) -> AgentRollouts:
-    columns = Columns()
-    for record in records:
-        columns.add(
-            record.get(TASK_INDEX_KEY_NAME, 0), record.get(ROLLOUT_INDEX_KEY_NAME, 0), numeric_fields(record)
-        )
-    return AgentRollouts(columns, lambda: records)
 
 
 def _rows(path: Path) -> Iterator[Row]:

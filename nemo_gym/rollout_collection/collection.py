@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of
 from nemo_gym.rollout_collection.agent_metrics import (
     AgentRollouts,
+    Entry,
     agent_entries,
     fingerprint,
     write_entries,
@@ -41,8 +42,10 @@ from nemo_gym.rollout_collection.progress import Progress
 from nemo_gym.rollout_collection.rollouts import Rollouts
 from nemo_gym.rollout_collection.servers import Servers
 from nemo_gym.rollout_collection.status import StatusFile, exclusive
+from nemo_gym.rollout_collection.tracking import track_run, tracker_config
 from nemo_gym.rollout_collection.waiting import ServedLimits
 from nemo_gym.rollout_collection.worker import WorkerSetup
+from nemo_gym.trackers import warn_early
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +67,10 @@ class Collected:
     output: Path
     stopped_by: str | None = None
     """Why it ended before all was run."""
-    key_metrics: dict[str, dict[str, Any]] | None = None
-    """By agent; None where nothing was aggregated."""
+    entries: list[Entry] | None = None
+    """The metrics of each agent; None where nothing was aggregated."""
+    tracked: list[str] = field(default_factory=list)
+    """What is to be said of the trackers."""
 
 
 class Recorder:
@@ -117,7 +122,8 @@ class Recorder:
             offset = self._journal.append(outcome.line)
             key = outcome.key
             self._prepared.found.index.add(key, offset)
-            self._prepared.found.columns[outcome.agent].add(key.task, key.rollout, outcome.numbers)
+            columns = self._prepared.found.columns[outcome.agent]
+            columns.add(*key, outcome.numbers, outcome.odd, outcome.is_retried)
         elif outcome.is_kept:
             if self._failures is None:
                 self._failures = self._files.enter_context(Journal(self._failures_path))
@@ -160,7 +166,9 @@ class Collection:
         output = Path(config.output_jsonl_fpath)
         prepare_folder(config)
         with exclusive(output) as status:
-            for line in [*described(config, self._servers), *misspelt_parameters(config)]:
+            trackers = tracker_config(config, self._servers.values)
+            about = [*described(config, self._servers), *misspelt_parameters(config), *warn_early(trackers)]
+            for line in about:
                 self._display.note(line)
             prepared = prepare(config, self._servers, self._display.note)
             if not prepared.is_resumed:
@@ -255,17 +263,21 @@ class Collection:
         if not self._config.disable_aggregation and stopped_by is None and len(rollouts):
             if client is None:
                 client = await opened.enter_async_context(self._servers.open())
-            collected.key_metrics = await self._aggregate(prepared, rollouts, client)
+            collected.entries = await self._aggregate(prepared, rollouts, client)
         state = "complete" if ledger.is_complete else "incomplete"
         prepared.manifest.save(state=state, ledger=ledger.as_data())
+        if collected.entries is not None:
+            lines = rollouts.lines() if self._config.upload_rollouts_to_wandb else None
+            trackers = tracker_config(self._config, self._servers.values)
+            collected.tracked = await track_run(trackers, self._config, collected.entries, lines, output)
         return collected
 
-    async def _aggregate(
-        self, prepared: Prepared, rollouts: Rollouts, client: ServerClient
-    ) -> dict[str, dict[str, Any]]:
+    async def _aggregate(self, prepared: Prepared, rollouts: Rollouts, client: ServerClient) -> list[Entry]:
+        planned = prepared.manifest.planned_by_agent()
+        found = prepared.found.columns
         agents = {
-            agent: AgentRollouts(columns, _records_of(agent, rollouts))
-            for agent, columns in prepared.found.columns.items()
+            agent: AgentRollouts(found[agent], _records_of(agent, rollouts), planned.get(agent))
+            for agent in dict.fromkeys([*found, *planned])
             if agent
         }
         path, about = aggregate_metrics_path_for(rollouts.path), prepared.manifest.data
@@ -274,7 +286,7 @@ class Collection:
         if written is None or written != fingerprint(path, entries):  # else it would be the same file
             await asyncio.to_thread(write_entries, path, entries)
         about[METRICS_WRITTEN] = fingerprint(path, entries)
-        return {entry.agent: entry.key_metrics for entry in entries}
+        return entries
 
 
 def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[str, Any]]]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.path_utils import materialized_path_for
+from nemo_gym.trackers import TrackerConfig
 
 DEFAULT_PARALLEL = 256
 
@@ -43,7 +43,7 @@ NotNegative = Annotated[float, Field(ge=0), BeforeValidator(_no_flag)]
 Repeats = Annotated[Positive | dict[str, Positive] | None, BeforeValidator(_checked_repeats)]
 
 
-class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
+class SharedRolloutCollectionConfig(TrackerConfig):
     """What every kind of collection takes."""
 
     output_jsonl_fpath: str
@@ -53,7 +53,7 @@ class SharedRolloutCollectionConfig(BaseNeMoGymCLIConfig):
     responses_create_params: dict[str, Any] = Field(default_factory=dict)
     """Laid over each row's own, key by key: +responses_create_params.temperature=0.7"""
     upload_rollouts_to_wandb: bool = True
-    """Upload the rollouts as one W&B table; only where a W&B run is configured."""
+    """Upload the rollouts as one W&B table, and as a file to MLflow; only where one is configured."""
     disable_aggregation: bool = False
     """Skip the aggregate metrics: for shards that ng_aggregate_rollouts puts together later."""
     call_timeout_s: Seconds = 900.0
@@ -123,7 +123,7 @@ class E2ERolloutCollectionConfig(SharedRolloutCollectionConfig):
     """Use a prepared dataset that is already there instead of preparing it again."""
 
 
-class RolloutAggregationConfig(BaseNeMoGymCLIConfig):
+class RolloutAggregationConfig(TrackerConfig):
     """Metrics over shards that were collected one by one."""
 
     input_glob: str
@@ -132,3 +132,7 @@ class RolloutAggregationConfig(BaseNeMoGymCLIConfig):
     """Where the merged rollouts go; the metrics stand beside it."""
     merge_shards: bool = True
     """Write the merged rollouts. false: only the metrics."""
+    skip_bad_lines: bool = False
+    """Leave out lines that are no rollouts, such as a torn one, and name them; else the first is an error."""
+    upload_rollouts_to_wandb: bool = True
+    """Upload the rollouts to the trackers, too; only where one is configured."""

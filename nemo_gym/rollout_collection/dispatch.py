@@ -175,8 +175,8 @@ class Dispatcher:
         if entry.timer is not None:
             entry.timer.cancel()
         if isinstance(outcome, Success):
-            if entry.attempts > 1:
-                outcome = replace(outcome, attempts=entry.attempts)
+            if entry.attempts + entry.task.earlier_attempts > 1:
+                outcome = outcome.after(entry.attempts, entry.task.earlier_attempts)
             self._finish(entry, outcome)
             return
         entry.data_attempts += outcome.failure_class not in OUTAGES

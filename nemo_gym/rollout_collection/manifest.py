@@ -121,6 +121,12 @@ class Manifest:
         relevant = {key: value for key, value in before.items() if not _is_of_endpoint(key)}
         return differences(relevant, json.loads(_json_text(server_settings(values))))
 
+    def planned_by_agent(self) -> dict[str, int]:
+        """How many rollouts each agent is to play; empty where that is not known."""
+        inputs = self.data.get("materialized_inputs")
+        by_agent = inputs.get("by_agent") if isinstance(inputs, dict) else None
+        return dict(by_agent) if isinstance(by_agent, dict) else {}
+
     def save(self, **entries: Any) -> None:
         self.data |= entries
         write_whole(self.path, [_json_text(self.data).encode("utf-8", "replace"), b"\n"])

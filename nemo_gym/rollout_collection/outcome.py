@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nemo_gym.codec import encode_json
+from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.records import Key
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
+    ATTEMPT_INDEX_KEY_NAME,
     NG_FAILURE_CLASS_KEY,
     NG_TERMINAL_KEY,
     ROLLOUT_INDEX_KEY_NAME,
@@ -30,6 +31,8 @@ class Task:
     """The materialized input: the body of the request to the agent."""
     data_attempts_left: int = 2
     """How often it may still fail through its own fault."""
+    earlier_attempts: int = 0
+    """Tries in earlier runs, all of which failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,18 @@ class Success:
     """The rollout as it is written."""
     numbers: Mapping[str, float]
     """Its numeric fields."""
+    odd: tuple[str, ...] = ()
+    """The names of those that are NaN or infinite."""
     attempts: int = 1
+    """Tries in this run."""
+    is_retried: bool = False
+    """Whether it took more than one try, in this run or over all."""
+
+    def after(self, attempts: int, earlier: int) -> "Success":
+        """The same as the last of several tries; the line says which it was, from 0."""
+        record = decode_json(self.line)
+        record[ATTEMPT_INDEX_KEY_NAME] = attempts + earlier - 1
+        return replace(self, line=encode_json(record), attempts=attempts, is_retried=True)
 
 
 @dataclass(frozen=True, slots=True)

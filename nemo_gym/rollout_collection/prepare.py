@@ -196,7 +196,7 @@ class _Resuming:
         failures = failures_path_for(self.output)
         past, recovery = read_failures(failures)
         self._tell(failures, recovery)
-        owed.data_attempts = past.data_attempts
+        owed.data_attempts, owed.attempts = past.data_attempts, past.attempts
         owed.left_alone = {
             name: kind for name, kind in past.left_alone(owed.max_attempts).items() if name not in owed.done
         }

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nemo_gym.errors import JournalError
 from nemo_gym.journal import READ_BYTES, Recovery, recover
@@ -63,15 +64,16 @@ class PastFailures:
     terminal: dict[int, str] = field(default_factory=dict)
     """The failure class of those that are never to be tried again."""
     last_class: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Tries of any kind."""
 
     def take(self, key: Key, record: Record) -> None:
         name, failure_class = packed(key), str(record.get(NG_FAILURE_CLASS_KEY) or "data")
+        self.attempts[name] = self.attempts.get(name, 0) + _count(record.get("attempts"))
         if record.get(NG_TERMINAL_KEY):
             self.terminal[name] = failure_class
         if failure_class not in OUTAGES:
-            attempts = record.get("data_attempts")
-            counted = attempts if isinstance(attempts, int) and attempts > 0 else 1
-            self.data_attempts[name] = self.data_attempts.get(name, 0) + counted
+            self.data_attempts[name] = self.data_attempts.get(name, 0) + _count(record.get("data_attempts"))
             self.last_class[name] = failure_class
 
     def left_alone(self, max_attempts: int) -> dict[int, str]:
@@ -82,6 +84,10 @@ class PastFailures:
             if attempts >= max_attempts
         }
         return spent | self.terminal
+
+
+def _count(attempts: Any) -> int:
+    return attempts if isinstance(attempts, int) and attempts > 0 else 1
 
 
 def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
@@ -110,6 +116,8 @@ class Owed:
     left_alone: dict[int, str] = field(default_factory=dict)
     data_attempts: dict[int, int] = field(default_factory=dict)
     """Used up in earlier runs."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Of any kind, in earlier runs."""
     max_attempts: int = 3
     by_agent: Counter[str] = field(default_factory=Counter)
     """Rollouts to run."""
@@ -143,7 +151,8 @@ class Owed:
                 continue
             row = _row(line, self.materialized)
             attempts = min(self.max_attempts - self.data_attempts.get(name, 0), DATA_ATTEMPTS_A_RUN)
-            yield Task(unpacked(name), agent_of(row), row[AGENT_REF_KEY_NAME], line.rstrip(b"\n"), attempts)
+            key, ref, earlier = unpacked(name), row[AGENT_REF_KEY_NAME], self.attempts.get(name, 0)
+            yield Task(key, agent_of(row), ref, line.rstrip(b"\n"), attempts, earlier)
 
 
 _KEY_AT_END = re.compile(

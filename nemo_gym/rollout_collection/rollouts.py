@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -28,7 +29,10 @@ class OutputIndex:
 
     def is_unique(self) -> bool:
         """Whether every key is there once."""
-        return len(set(self.keys)) == len(self.keys)
+        import numpy as np
+
+        ordered = np.sort(np.frombuffer(self.keys, np.int64)) if self.keys else np.empty(0)
+        return not bool((ordered[1:] == ordered[:-1]).any())
 
     def sorted_offsets(self) -> "array[int]":
         keys = self.keys
@@ -55,11 +59,16 @@ class Rollouts(Sequence[dict[str, Any]]):
 
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(index, slice):
-            return list(self._read(self._offsets[index]))
-        return next(self._read([self._offsets[index]]))
+            return [decode_json(line) for line in self.read_lines(self._offsets[index])]
+        rollout: dict[str, Any] = decode_json(next(self.read_lines([self._offsets[index]])))
+        return rollout
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._read(self._offsets)
+        return map(decode_json, self.read_lines(self._offsets))
+
+    def lines(self) -> "RolloutLines":
+        """The same as bytes."""
+        return RolloutLines(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
@@ -73,7 +82,9 @@ class Rollouts(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         return f"<{len(self)} rollouts in {self.path}>"
 
-    def _read(self, offsets: Sequence[int]) -> Iterator[dict[str, Any]]:
+    def read_lines(self, offsets: Sequence[int] | None = None) -> Iterator[bytes]:
+        """The lines at these offsets, those of all rollouts unless told, without their ends."""
+        offsets = self._offsets if offsets is None else offsets
         if not offsets:
             return
         with self._file.open("rb") as file:
@@ -84,8 +95,17 @@ class Rollouts(Sequence[dict[str, Any]]):
                 )
             for offset in offsets:
                 file.seek(offset)
-                rollout: dict[str, Any] = decode_json(file.readline())
-                yield rollout
+                yield file.readline().rstrip(b"\n")
+
+
+@dataclass(frozen=True)
+class RolloutLines:
+    """The lines of rollouts, sorted by key; each time they are asked for they are read anew."""
+
+    rollouts: Rollouts
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.rollouts.read_lines()
 
 
 def _identity(file: Path | int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What stands in an output: the key and the place of every rollout, and its numbers.
+"""What stands in a file of rollouts: the key and the place of each, and its numbers.
 
 A large output is read by several processes, a part each.
 """
@@ -8,14 +8,17 @@ import pickle
 import signal
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import orjson
+
+from nemo_gym.codec import decode_json
 from nemo_gym.journal import READ_BYTES, Recovery
-from nemo_gym.metrics.baseline import numeric_fields
-from nemo_gym.metrics.columns import Columns
-from nemo_gym.records import agent_of, key_of, parsed
+from nemo_gym.metrics import Columns, Intake
+from nemo_gym.records import BadLines, agent_of, key_of, read_rollouts
 from nemo_gym.rollout_collection.resume import mend_output
 from nemo_gym.rollout_collection.rollouts import OutputIndex
 
@@ -31,6 +34,8 @@ class Found:
     index: OutputIndex = field(default_factory=OutputIndex)
     columns: defaultdict[str, Columns] = field(default_factory=lambda: defaultdict(Columns))
     """By agent."""
+    is_dense: bool = False
+    """Whether the file has a line, with its end, for every rollout, and no other."""
 
     def extend(self, other: "Found") -> None:
         self.index.extend(other.index)
@@ -40,16 +45,39 @@ class Found:
 
 def recover_output(path: Path) -> tuple[Found, Recovery]:
     """Every rollout of an output, mended first where a killed run left it torn."""
-    found, recovery = _read(path), Recovery()
-    if found is None:
+    found, recovery = scan(path), Recovery()
+    if found is None or not found.index.is_unique():
         recovery = mend_output(path)
         found = _read_part(path, 0, path.stat().st_size)
         assert found is not None, "it was mended"
     return found, recovery
 
 
-def _read(path: Path) -> Found | None:
-    """The whole output; None where something is not as it should be."""
+def find_rollouts(path: Path, bad_lines: BadLines, *, once: bool = True) -> Found:
+    """Every rollout of a file that is only read; a line that is none is the business of `bad_lines`.
+
+    So is one whose key stood there before, unless it may stand there more than once.
+    """
+    try:
+        found = scan(path)
+    except OSError:
+        found = None  # it is named when it is read line by line
+    if found is None or "" in found.columns or (once and not found.index.is_unique()):
+        found = _read_line_by_line(path, bad_lines, once)
+    return found
+
+
+def _read_line_by_line(path: Path, bad_lines: BadLines, once: bool) -> Found:
+    index = OutputIndex()
+    intakes: defaultdict[str, Intake] = defaultdict(lambda: Intake(Columns()))
+    for line, record, key, agent in read_rollouts(path, bad_lines, once=once):
+        index.add(key, line.offset)
+        intakes[agent].take(*key, record)
+    return Found(index, _columns_of(intakes))
+
+
+def scan(path: Path) -> Found | None:
+    """All rollouts of a file; None where a line is not as it should be."""
     size = path.stat().st_size
     # A process with threads is not to be forked.
     cores = len(os.sched_getaffinity(0)) if threading.active_count() == 1 else 1
@@ -66,13 +94,13 @@ def _read(path: Path) -> Found | None:
     finally:
         for reader in others:
             reader.close()
-    return found if found is not None and found.index.is_unique() else None
+    return found
 
 
 def _read_part(path: Path, start: int, end: int) -> Found | None:
     """The lines that begin in a part of the output."""
-    found = Found()
-    index, columns = found.index, found.columns
+    index = OutputIndex()
+    intakes: defaultdict[str, Intake] = defaultdict(lambda: Intake(Columns()))
     with path.open("rb", READ_BYTES) as file:
         if start:
             file.seek(start - 1)
@@ -81,17 +109,27 @@ def _read_part(path: Path, start: int, end: int) -> Found | None:
         for line in file:
             if offset >= end:
                 break
+            is_finite = True
             try:
-                record = parsed(line)
-            except (ValueError, RecursionError):
-                return None
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                is_finite = False
+                try:
+                    record = decode_json(line)
+                except (ValueError, RecursionError):
+                    return None
             key = key_of(record) if isinstance(record, dict) else None
             if key is None or line[-1] != 10:
                 return None
             index.add(key, offset)
-            columns[agent_of(record)].add(key.task, key.rollout, numeric_fields(record))
+            intake = intakes[agent_of(record)]
+            (intake.take_finite if is_finite else intake.take)(*key, record)
             offset += len(line)
-    return found
+    return Found(index, _columns_of(intakes), is_dense=True)
+
+
+def _columns_of(intakes: Mapping[str, Intake]) -> defaultdict[str, Columns]:
+    return defaultdict(Columns, {agent: intake.columns for agent, intake in intakes.items()})
 
 
 class _Reader:

@@ -1,32 +1,38 @@
 """Rollouts that stand in several files, as one set without copies.
 
-Invariant: of each rollout only its key and its place are held, never the record. After `load` every key is
+Invariant: of each rollout only its key, its place and its numbers are held, never the record. Every key is
 there once: identical records count once; where others share a key, the task's rollouts are numbered anew.
 """
 
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import InputError
-from nemo_gym.metrics import Columns, numeric_fields
-from nemo_gym.records import Key, parsed, read_rollouts
+from nemo_gym.metrics import Columns, Intake
+from nemo_gym.records import BadLines, Key, agent_of, packed, parsed, unpacked
+from nemo_gym.rollout_collection.scan import find_rollouts
 from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
 
+if TYPE_CHECKING:
+    from nemo_gym.metrics.statistics import Places
+
 _MOST_OPEN_FILES = 200
+_PIECE_BYTES = 1 << 20
 
 
 class ShardRollout(NamedTuple):
     """One rollout, read from its shard."""
 
     key: Key
-    agent: str
     line: bytes
     """As it stands in the shard, with another rollout index if it was numbered anew."""
 
@@ -40,19 +46,29 @@ class Settled:
     renumbered_tasks: int = 0
 
 
+@dataclass
 class Shards:
-    """The rollouts of some files, by key."""
+    """The rollouts of some files, sorted by key."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = list(paths)
-        self.agents: list[str] = []
-        """Those that occur, in order of first sight."""
-        self._tasks, self._rollouts = array("q"), array("q")
-        self._shards, self._offsets, self._lengths = array("q"), array("q"), array("q")
-        self._agents = array("q")
-        self._order = array("q")
-        """Places in the other arrays, sorted by key."""
-        self._renumbered = bytearray()
+    paths: list[Path]
+    bad_lines: BadLines = field(default_factory=BadLines)
+    columns: defaultdict[str, Columns] = field(default_factory=lambda: defaultdict(Columns))
+    """The numbers of each agent, in order of first sight."""
+    settled: Settled = field(default_factory=Settled)
+    found_by_agent: list[Counter[str]] = field(default_factory=list)
+    """How many rollouts each shard holds."""
+
+    def __post_init__(self) -> None:
+        self._keys, self._offsets = array("q"), array("q")
+        self._first_places: list[int] = []
+        """Of each shard, in the two arrays; and how many there are in all."""
+        self._sizes: list[int] = []
+        """Of each shard, in bytes."""
+        self._order: Places | list[int] = []
+        """Places in the arrays, sorted by key."""
+        self._renumbered: set[int] = set()
+        self._is_sorted_file = False
+        """Whether all this is one file, and that as it would be written."""
         self._files = _OpenFiles(self.paths)
 
     def __len__(self) -> int:
@@ -60,64 +76,86 @@ class Shards:
 
     def load(self) -> Settled:
         """Find every rollout; to be called once, before all else."""
-        for shard, path in enumerate(self.paths):
-            self._index(shard, path)
-        self._renumbered = bytearray(len(self._tasks))
-        return self._settle()
+        import numpy as np
 
-    def _index(self, shard: int, path: Path) -> None:
-        numbers = {agent: number for number, agent in enumerate(self.agents)}
-        for line, _, key, agent in read_rollouts(path):
-            if agent not in numbers:
-                numbers[agent] = len(self.agents)
-                self.agents.append(agent)
-            self._tasks.append(key.task)
-            self._rollouts.append(key.rollout)
-            self._shards.append(shard)
-            self._offsets.append(line.offset)
-            self._lengths.append(len(line.data))
-            self._agents.append(numbers[agent])
+        is_dense = True
+        for path in self.paths:
+            found = find_rollouts(path, self.bad_lines, once=False)
+            self._sizes.append(path.stat().st_size)
+            is_dense = is_dense and found.is_dense
+            self._first_places.append(len(self._keys))
+            self._keys.extend(found.index.keys)
+            self._offsets.extend(found.index.offsets)
+            self.found_by_agent.append(Counter())
+            for agent, columns in found.columns.items():
+                self.columns[agent].extend(columns)
+                self.found_by_agent[-1][agent] = len(columns)
+        self._first_places.append(len(self._keys))
+        keys = np.frombuffer(self._keys, np.int64)
+        self._order = np.argsort(keys, kind="stable")
+        ordered = keys[self._order]
+        self._is_sorted_file = is_dense and len(self.paths) == 1 and bool((keys == ordered).all())
+        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(repeated):
+            self._settle(self._order.tolist(), {unpacked(name).task for name in repeated.tolist()})
+        return self.settled
 
-    def _settle(self) -> Settled:
-        """Sort by key, and see to it that every key is there once."""
-        settled = Settled()
-        places = sorted(range(len(self._tasks)), key=self._rollouts.__getitem__)
-        places.sort(key=self._tasks.__getitem__)
-        for _, group in groupby(places, self._tasks.__getitem__):
+    def _settle(self, places: list[int], tasks: set[int]) -> None:
+        """See to it that every key of these tasks is there once."""
+        order: list[int] = []
+        for task, group in groupby(places, lambda place: unpacked(self._keys[place]).task):
             members = list(group)
-            if len({self._rollouts[place] for place in members}) < len(members):
-                members = self._settle_task(members, settled)
-            self._order.extend(members)
-        return settled
+            order += self._settle_task(members) if task in tasks else members
+        order.sort(key=self._keys.__getitem__)
+        self._order = order
+        self._is_sorted_file = False
+        self._measure_anew()
 
-    def _settle_task(self, members: list[int], settled: Settled) -> list[int]:
+    def _settle_task(self, members: list[int]) -> list[int]:
         """The different rollouts of one task, numbered anew if two that differ share a key."""
         kept: list[int] = []
-        for _, group in groupby(members, self._rollouts.__getitem__):
+        for _, group in groupby(members, self._keys.__getitem__):
             same_key: dict[str, int] = {}
             for place in sorted(group):
                 same_key.setdefault(_canonical(self._line(place)), place)
             kept += same_key.values()
-        settled.copies += len(members) - len(kept)
-        if len({self._rollouts[place] for place in kept}) == len(kept):
+        self.settled.copies += len(members) - len(kept)
+        if len({self._keys[place] for place in kept}) == len(kept):
             return kept
-        settled.renumbered_tasks += 1
-        kept.sort(key=lambda place: (self._shards[place], self._rollouts[place], place))
+        self.settled.renumbered_tasks += 1
+        kept.sort(key=lambda place: (self._shard(place), self._keys[place], place))
         for number, place in enumerate(kept):
-            self._renumbered[place] = self._rollouts[place] != number
-            self._rollouts[place] = number
+            key = unpacked(self._keys[place])
+            if key.rollout != number:
+                self._renumbered.add(place)
+                self._keys[place] = packed(Key(key.task, number))
         return kept
+
+    def _measure_anew(self) -> None:
+        """The numbers of those that are left, under their new keys."""
+        intakes = {agent: Intake(Columns()) for agent in self.columns}
+        for rollout in self:
+            record = parsed(rollout.line)
+            intakes[agent_of(record)].take(*rollout.key, record)
+        self.columns = defaultdict(Columns, {agent: intake.columns for agent, intake in intakes.items()})
 
     def __iter__(self) -> Iterator[ShardRollout]:
         """Every rollout, sorted by key, read now."""
         return map(self._read, self._order)
 
+    def lines(self) -> Iterator[bytes]:
+        """The same as whole lines; one shard that is sorted already comes in larger pieces."""
+        if not self._is_sorted_file:
+            yield from (rollout.line + b"\n" for rollout in self)
+            return
+        for offset in range(0, self._sizes[0], _PIECE_BYTES):
+            yield self._files.read(0, offset, min(offset + _PIECE_BYTES, self._sizes[0]))
+
     def records(self, agent: str) -> Iterator[dict[str, Any]]:
         """The rollouts of one agent, sorted by key, as data."""
-        number = self.agents.index(agent)
-        for place in self._order:
-            if self._agents[place] == number:
-                record: dict[str, Any] = decode_json(self._read(place).line)
+        for rollout in self:
+            record: dict[str, Any] = decode_json(rollout.line)
+            if agent_of(record) == agent:
                 yield record
 
     def close(self) -> None:
@@ -130,20 +168,30 @@ class Shards:
         self.close()
 
     def _read(self, place: int) -> ShardRollout:
-        line, key = self._line(place), Key(self._tasks[place], self._rollouts[place])
-        if self._renumbered[place]:
+        line, key = self._line(place), unpacked(self._keys[place])
+        if place in self._renumbered:
             line = encode_json({**decode_json(line), ROLLOUT_INDEX_KEY_NAME: key.rollout})
-        return ShardRollout(key, self.agents[self._agents[place]], line)
+        return ShardRollout(key, line)
+
+    def _shard(self, place: int) -> int:
+        return bisect_right(self._first_places, place) - 1
 
     def _line(self, place: int) -> bytes:
-        return self._files.read(self._shards[place], self._offsets[place], self._lengths[place]).strip()
+        """Up to the next one that counts: what was left out may stand between them."""
+        shard = self._shard(place)
+        is_last = place + 1 == self._first_places[shard + 1]
+        end = self._sizes[shard] if is_last else self._offsets[place + 1]
+        return self._files.read(shard, self._offsets[place], end).partition(b"\n")[0].strip()
 
 
-def measured(rollouts: Iterable[ShardRollout], columns: Mapping[str, Columns]) -> Iterator[ShardRollout]:
-    """The same rollouts; their numbers go into the columns of their agent on the way."""
-    for rollout in rollouts:
-        columns[rollout.agent].add(*rollout.key, numeric_fields(parsed(rollout.line)))
-        yield rollout
+@dataclass(frozen=True)
+class ShardLines:
+    """The lines of shards, sorted by key; each time they are asked for they are read anew."""
+
+    shards: Shards
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (rollout.line for rollout in self.shards)
 
 
 def _canonical(line: bytes) -> str:
@@ -159,10 +207,10 @@ class _OpenFiles:
         self._open: dict[int, int] = {}
         """Descriptors by shard, the one used last at the end."""
 
-    def read(self, shard: int, offset: int, length: int) -> bytes:
-        path = self._paths[shard]
+    def read(self, shard: int, start: int, end: int) -> bytes:
+        path, length = self._paths[shard], end - start
         try:
-            data = os.pread(self._descriptor(shard), length, offset)
+            data = os.pread(self._descriptor(shard), length, start)
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}; aggregate again") from error
         if len(data) < length:

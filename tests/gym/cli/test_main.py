@@ -132,7 +132,7 @@ def test_example_of_the_help_can_be_pasted(name: str) -> None:
     example = command.help().split("\n\n")[1].removeprefix("example: ")
     program, *arguments = shlex.split(example.replace("\\\n", ""))  # as a shell reads it
     assert program == f"ng_{name}"
-    values = parse_arguments(arguments, string_fields(command.options)).values
+    values = parse_arguments(command.named(arguments), string_fields(command.options)).values
     policy = {"policy_base_url", "policy_api_key", "policy_model_name"}
     assert set(values) <= {*command.options.model_fields, *policy}
     command.options.model_validate(values)

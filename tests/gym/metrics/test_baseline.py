@@ -23,8 +23,10 @@ EXAMPLE = [rollout(0, reward, index) for index, reward in enumerate([1, 0, 1, 1]
 
 def test_worked_example_of_the_contract() -> None:
     metrics = compute_aggregate_metrics(EXAMPLE)
+    sure = {"mean/reward/std_err": 0.25, "mean/reward/ci95_low": 0.0, "mean/reward/ci95_high": 1.0}
     assert metrics.agent_metrics == {
         "mean/reward": 0.5,
+        **sure,
         "max/reward": 1.0,
         "min/reward": 0.0,
         "median/reward": 0.5,
@@ -32,7 +34,7 @@ def test_worked_example_of_the_contract() -> None:
     }
     assert [group["mean/reward"] for group in metrics.group_level_metrics] == [0.75, 0.25]
     assert [group["_ng_task_index"] for group in metrics.group_level_metrics] == [0, 1]
-    assert metrics.key_metrics == {"mean/reward": 0.5}
+    assert metrics.key_metrics == {"mean/reward": 0.5, **sure}
 
 
 def test_no_rollouts_give_empty_metrics_and_ask_no_hook() -> None:
@@ -60,7 +62,7 @@ def test_value_that_is_no_finite_number_is_left_out(odd: Any) -> None:
 
 def test_field_that_is_never_a_finite_number_has_no_statistics() -> None:
     metrics = compute_aggregate_metrics([rollout(0, math.nan, text="x")])
-    assert metrics.agent_metrics == {}
+    assert metrics.agent_metrics == {"non_finite/reward": 1}
 
 
 @pytest.mark.parametrize("huge", [10**400, -(10**400), 2**1024], ids=["large", "small", "just too large"])
@@ -184,15 +186,20 @@ ROLLOUTS = st.lists(
 )
 
 
-def slow_statistics(rollouts: list[dict[str, Any]]) -> dict[str, float]:
+def slow_statistics(rollouts: list[dict[str, Any]], of_agent: bool = False) -> dict[str, float]:
     """The definitions, spelt out."""
     columns: dict[str, list[float]] = defaultdict(list)
+    tasks: dict[str, list[int]] = defaultdict(list)
+    odd: dict[str, float] = defaultdict(float)
     for one in rollouts:
         for name, value in one.items():
             if type(value) in (bool, int, float) and not name.startswith("_ng_"):
                 number = float(value)
                 if number - number == 0:
                     columns[name].append(number)
+                    tasks[name].append(one["_ng_task_index"])
+                else:
+                    odd[f"non_finite/{name}"] += 1
     result: dict[str, float] = {}
     for name, values in columns.items():
         n = len(values)
@@ -205,13 +212,34 @@ def slow_statistics(rollouts: list[dict[str, Any]]) -> dict[str, float]:
         result[f"min/{name}"] = ordered[0]
         result[f"median/{name}"] = sum(middle) / len(middle)
         result[f"std/{name}"] = math.sqrt(squares / (n - 1)) if n > 1 else 0.0
-    return result
+        if of_agent and len({*tasks[name]}) > 1:
+            result |= slow_uncertainty(f"mean/{name}", values, tasks[name], mean)
+    return {**result, **odd} if of_agent else result
+
+
+def slow_uncertainty(name: str, values: list[float], tasks: list[int], mean: float) -> dict[str, float]:
+    """The error clustered by task and the interval around the mean, spelt out."""
+    groups = len({*tasks})
+    totals = [
+        math.fsum(value - mean for value, task in zip(values, tasks, strict=True) if task == group)
+        for group in {*tasks}
+    ]
+    error = math.sqrt(math.fsum(total**2 for total in totals) * groups / (groups - 1)) / len(values)
+    reach = {2: 12.7062047, 3: 4.3026527, 4: 3.1824463}[groups] * error
+    low, high = mean - reach, mean + reach
+    if {*values} <= {0.0, 1.0}:
+        low, high = max(0.0, low), min(1.0, high)
+        if mean == 1:
+            low = 0.025 ** (1 / groups)
+        if mean == 0:
+            high = 1 - 0.025 ** (1 / groups)
+    return {f"{name}/std_err": error, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
 
 
 @given(ROLLOUTS)
 def test_statistics_agree_with_their_definitions(rollouts: list[dict[str, Any]]) -> None:
     metrics = compute_aggregate_metrics(rollouts)
-    assert metrics.agent_metrics == pytest.approx(slow_statistics(rollouts), rel=1e-9, abs=1e-6)
+    assert metrics.agent_metrics == pytest.approx(slow_statistics(rollouts, True), rel=1e-7, abs=1e-6)
     groups = {group.pop("_ng_task_index"): group for group in metrics.group_level_metrics}
     assert list(groups) == sorted({one["_ng_task_index"] for one in rollouts})
     for task, group in groups.items():

@@ -69,7 +69,8 @@ def rollout(task: int, reward: float = 1.0, **more: Any) -> Record:
 def columns_of(records: Iterable[Record]) -> Columns:
     columns = Columns()
     for one in records:
-        columns.add(one["_ng_task_index"], one["_ng_rollout_index"], numeric_fields(one))
+        odd: list[str] = []
+        columns.add(one["_ng_task_index"], one["_ng_rollout_index"], numeric_fields(one, odd), odd)
     return columns
 
 
@@ -92,7 +93,8 @@ def written(
     }
 
     async def write(client: ServerClient | None) -> dict[str, Record]:
-        return await write_aggregate_metrics(path, given, client)
+        entries = await write_aggregate_metrics(path, given, client)
+        return {entry.agent: entry.key_metrics for entry in entries}
 
     async def write_with_servers() -> dict[str, Record]:
         async with nemo_gym.open_servers(configs or [], settings) as client:

@@ -1,0 +1,77 @@
+"""The summary of an agent's rollouts in lines for people."""
+
+import math
+
+from nemo_gym.metrics.columns import REWARD
+from nemo_gym.metrics.summary import Summary
+from nemo_gym.metrics.uncertainty import Estimate
+
+_MOST_DECIMALS = 6
+
+
+def headline(summary: Summary) -> str:
+    """One line: the mean reward, how sure it is, what is missing."""
+    reward = summary.reward
+    if reward is None:
+        parts = [f"no rewards, {_size(summary)}" if summary.rollouts else "no rollouts"]
+    else:
+        parts = [f"{REWARD} {with_interval(reward, _size(summary))}"]
+    if summary.completion_pct is not None:
+        parts.append(f"{_whole_percent(summary.completion_pct)} % complete")
+    if summary.if_missing is not None:
+        low, high = summary.if_missing
+        parts.append(f"{between(low, high)} if the missing fail/pass")
+    return ", ".join(parts)
+
+
+def warnings(summary: Summary) -> list[str]:
+    """What makes the figures doubtful."""
+    texts = []
+    gap = summary.retries
+    if gap is not None and gap.is_sure:
+        texts.append(
+            f"warning: the {gap.retried} rollouts that needed a retry score {gap.retried_mean:.2f}, first "
+            f"tries {gap.first_mean:.2f} (p = {gap.p_value:.2g}): what fails is not like the rest"
+        )
+    if summary.odd:
+        counts = ", ".join(f"{name} {count}" for name, count in summary.odd.items())
+        texts.append(f"warning: values that are NaN or infinite are left out: {counts}")
+    return texts
+
+
+def with_interval(estimate: Estimate, size: str) -> str:
+    """`0.62 ± 0.03 (95 % CI, <size>)`; the interval itself where it does not lie evenly around the mean."""
+    mean, low, high = estimate.mean, estimate.low, estimate.high
+    if low is None or high is None:
+        why = "; one task has no interval" if estimate.tasks == 1 else ""
+        return f"{mean:.2f} ({size}{why})"
+    if math.isclose(high - mean, mean - low, rel_tol=1e-6, abs_tol=1e-12):
+        digits = decimals(high - mean)
+        return f"{mean:.{digits}f} ± {high - mean:.{digits}f} (95 % CI, {size})"
+    digits = decimals(high - low)
+    return f"{mean:.{digits}f} (95 % CI {between(low, high)}, {size})"
+
+
+def between(low: float, high: float) -> str:
+    digits = decimals(high - low)
+    return f"{low:.{digits}f}–{high:.{digits}f}"
+
+
+def decimals(size: float) -> int:
+    """How many tell figures apart that differ by this much: two, or as many as give it two digits."""
+    if not 0 < size < 0.01:
+        return 2
+    return min(_MOST_DECIMALS, max(2, 1 - math.floor(math.log10(size))))
+
+
+def _size(summary: Summary) -> str:
+    tasks = f"{summary.tasks} task{'' if summary.tasks == 1 else 's'}"
+    expected = summary.rollouts + summary.missing
+    if expected == summary.tasks * summary.most_rollouts:
+        return f"{tasks} × {summary.most_rollouts}"
+    return f"{tasks}, {summary.rollouts} rollouts"
+
+
+def _whole_percent(share: float) -> str:
+    """100 only where nothing is missing, 0 only where all is."""
+    return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 1), 99):.0f}"

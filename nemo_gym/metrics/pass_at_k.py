@@ -1,0 +1,333 @@
+"""What k rollouts of a task are worth: `pass@k`, averages over runs and majority votes, as percentages.
+
+The first k rollouts of a task are those of the smallest rollout indices that have the score in question: a
+score that is None, NaN or infinite is as good as missing, and a task without any is left out. Tasks may have
+different numbers of rollouts; one with fewer than k is left out of `pass@k` and counts with all it has
+elsewhere.
+
+Invariant: no NaN and no infinity reaches a result; where there is nothing to say, the key is absent.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, islice, repeat, zip_longest
+from typing import Any, SupportsFloat
+
+from nemo_gym.metrics.uncertainty import UNIT, Span, estimate_task_mean
+from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
+
+Rollouts = Sequence[dict[str, Any]]
+ScoreFn = Callable[[dict[str, Any]], Mapping[str, Any]]
+ScoreDicts = list[list[dict[str, float]]]
+"""The scores of each rollout, grouped by task."""
+Curve = list[float]
+"""A figure of one task at k = 1, 2, … as far as its rollouts go."""
+
+# As a tuple: a plain number is told at once, and the last, which lets those of other libraries in, is slow.
+_NUMBER = (float, int, SupportsFloat)
+
+_PASS = "pass@{k}"
+_AVERAGE = "pass@1[avg-of-{k}]"
+_MAJORITY = "majority@{k}"
+_STATISTICS = frozenset(
+    [
+        "std_err",
+        "ci95_low",
+        "ci95_high",
+        "std_dev_across_runs",
+        "std_err_across_runs",
+        "avg_sample_std_dev",
+    ]
+)
+"""What follows the name of a metric in a key that says how sure, or how spread, it is."""
+
+
+def compute_pass_majority_metrics(
+    tasks: Sequence[Rollouts], score_fn: ScoreFn | None = None, answer_key: str | None = None
+) -> tuple[dict[str, Any], ScoreDicts, list[str], int]:
+    """The metrics, the scores they are made of, the names of these, and the most rollouts that a task has.
+
+    `score_fn` gives the scores of a rollout: by default its reward, as `accuracy`. `answer_key` names the
+    field with its answer; without one nothing is voted on. In `per_sample_aggregate` None stands for a run
+    that has that score of no task.
+    """
+    tasks = [_in_order(rollouts) for rollouts in tasks]
+    score = _scorer(score_fn or _accuracy, answer_key)
+    scores = [[score(rollout) for rollout in rollouts] for rollouts in tasks]
+    names = list(dict.fromkeys(name for task in scores for own in task for name in own))
+    max_k = max(map(len, tasks), default=0)
+    metrics: dict[str, Any] = {}
+    for name in names:
+        groups = _values(scores, name)
+        span = UNIT if all(map(_is_binary, groups)) else None
+        _put_every_k(metrics, _PASS, name, _while_they_last(map(_pass_curve, groups)), span)
+        _put_every_k(metrics, _AVERAGE, name, _held(map(_mean_curve, groups), max_k), span)
+        if answer_key is not None:
+            votes = _held(_majority_curves(tasks, scores, name, answer_key), max_k)
+            _put_every_k(metrics, _MAJORITY, name, votes, span)
+    runs = {name: _means_of_runs(scores, name) for name in names}
+    for name, means in runs.items():
+        _put_spread_across_runs(metrics, name, means)
+    if runs:
+        metrics["per_sample_aggregate"] = runs
+    return metrics, scores, names, max_k
+
+
+def compute_subset_metrics(
+    tasks: Sequence[Rollouts],
+    subset_key: str,
+    score_fn: ScoreFn | None = None,
+    answer_key: str | None = None,
+) -> dict[str, Any]:
+    """The same for each value of a field, as `<value>/<metric>`.
+
+    A rollout without the field goes with the first of its task that has it; a task in which none has it is in
+    no subset. Where rollouts of a task differ in the field, each subset gets its part of the task.
+    """
+    subsets: dict[str, list[Rollouts]] = {}
+    for rollouts in tasks:
+        for value, members in _split(_in_order(rollouts), subset_key).items():
+            subsets.setdefault(value, []).append(members)
+    metrics: dict[str, Any] = {}
+    for value, parts in subsets.items():
+        own, *_ = compute_pass_majority_metrics(parts, score_fn, answer_key)
+        own.pop("per_sample_aggregate", None)
+        metrics |= {f"{value}/{metric}": figure for metric, figure in own.items()}
+    return metrics
+
+
+def add_avg_sample_std_dev(
+    metrics: dict[str, Any], all_score_dicts: ScoreDicts, score_names: Iterable[str], max_k: int
+) -> None:
+    """Add the mean over tasks of the sample standard deviation of a task's first k values, for k ≥ 2.
+
+    That of one value is 0, which is what a task with no more counts as.
+    """
+    for name in score_names:
+        curves = map(_std_curve, _values(all_score_dicts, name))
+        for k, values in enumerate(_held(curves, max_k), 1):
+            if k > 1:
+                metric = f"{_AVERAGE.format(k=k)}/{name}/avg_sample_std_dev"
+                _put_finite(metrics, {metric: _percentage(values)})
+
+
+def highest_k_metrics(
+    agent_metrics: Mapping[str, Any],
+    pattern: str,
+    score_names: Iterable[str] | None = None,
+    exclude_names: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Of the metrics `<pattern>/<name>` with a wanted name those at the largest k, without their statistics.
+
+    `{k}` stands for the number: `pass@{k}`, `pass@1[avg-of-{k}]`, or `easy/pass@{k}` of a subset.
+    """
+    before, mark, after = pattern.partition("{k}")
+    if not mark:
+        raise ValueError(f'no {{k}} in "{pattern}"; write it where the number stands, as in "pass@{{k}}"')
+    wanted = None if score_names is None else set(score_names)
+    unwanted = set(exclude_names or ())
+    form = re.compile(rf"{re.escape(before)}([0-9]+){re.escape(after)}/(.+)", re.DOTALL)
+    by_k: dict[int, dict[str, Any]] = {}
+    for metric, figure in agent_metrics.items():
+        match = form.fullmatch(metric)
+        if match is None or _is_statistic(name := match[2]) or name in unwanted:
+            continue
+        if wanted is None or name in wanted:
+            by_k.setdefault(int(match[1]), {})[metric] = figure
+    return by_k[max(by_k)] if by_k else {}
+
+
+def pass_at_k(values: Sequence[float], k: int) -> float:
+    """The chance that the best of k rollouts is a success, from the values of one task in order.
+
+    Where all values are 0 or 1 the k are drawn without replacement; else it is the best of the first k.
+    """
+    if not 1 <= k <= len(values):
+        raise ValueError(f"pass@{k} of a task with {len(values)} rollouts; k must be from 1 to that number")
+    return _pass_curve(values)[k - 1]
+
+
+def _in_order(rollouts: Rollouts) -> Rollouts:
+    """By rollout index; those without one come last, as they came."""
+
+    def place(rollout: dict[str, Any]) -> tuple[bool, int]:
+        index = rollout.get(ROLLOUT_INDEX_KEY_NAME)
+        return (True, 0) if index is None else (False, index)
+
+    return sorted(rollouts, key=place)
+
+
+def _accuracy(rollout: dict[str, Any]) -> dict[str, Any]:
+    return {"accuracy": rollout.get("reward")}
+
+
+def _scorer(score_fn: ScoreFn, answer_key: str | None) -> Callable[[dict[str, Any]], dict[str, float]]:
+    """What gives the scores of a rollout that are finite numbers."""
+
+    def score(rollout: dict[str, Any]) -> dict[str, float]:
+        scores = dict(score_fn(rollout))
+        if answer_key is not None:
+            scores["no_answer"] = rollout.get(answer_key) is None
+        numbers = {name: _number(value) for name, value in scores.items()}
+        return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+    return score
+
+
+def _number(value: object) -> float:
+    """NaN where it is none."""
+    try:
+        return float(value) if isinstance(value, _NUMBER) else math.nan
+    except OverflowError:  # a whole number beyond every float
+        return math.nan
+
+
+def _values(scores: ScoreDicts, name: str) -> list[Curve]:
+    """The values of each task that has some."""
+    groups = ([own[name] for own in task if name in own] for task in scores)
+    return [values for values in groups if values]
+
+
+def _split(rollouts: Rollouts, key: str) -> dict[str, list[dict[str, Any]]]:
+    """A task's rollouts by what stands in a field, as text."""
+    found = [rollout.get(key) for rollout in rollouts]
+    first = next((value for value in found if value is not None), None)
+    parts: dict[str, list[dict[str, Any]]] = {}
+    if first is not None:
+        for rollout, value in zip(rollouts, found, strict=True):
+            parts.setdefault(str(first if value is None else value), []).append(rollout)
+    return parts
+
+
+def _is_statistic(name: str) -> bool:
+    of, _, last = name.rpartition("/")
+    return bool(of) and last in _STATISTICS
+
+
+def _is_binary(values: Iterable[float]) -> bool:
+    return all(value in (0, 1) for value in values)
+
+
+def _pass_curve(values: Sequence[float]) -> Curve:
+    if not _is_binary(values):
+        return list(accumulate(values, max))
+    count = len(values)
+    wrong = sum(value == 0 for value in values)
+    curve, draws, wrong_draws = [], 1, 1
+    for k in range(1, wrong + 1):
+        # Whole numbers: they grow beyond every float, and their quotient is exact to the last digit.
+        draws = draws * (count - k + 1) // k
+        wrong_draws = wrong_draws * (wrong - k + 1) // k
+        curve.append((draws - wrong_draws) / draws)
+    return curve + [1.0] * (count - wrong)
+
+
+def _mean_curve(values: Sequence[float]) -> Curve:
+    return [total / count for count, total in enumerate(accumulate(values), 1)]
+
+
+def _std_curve(values: Sequence[float]) -> Curve:
+    """Sample standard deviations, updated value by value (Welford); the first is 0."""
+    unit = max(map(abs, values), default=0.0) or 1.0  # in which no square is too large or small
+    curve, mean, squares = [], 0.0, 0.0
+    for count, value in enumerate(values, 1):
+        change = value / unit - mean
+        mean += change / count
+        squares += change * (value / unit - mean)
+        curve.append(unit * math.sqrt(squares / (count - 1)) if count > 1 else 0.0)
+    return curve
+
+
+def _majority_curves(
+    tasks: Sequence[Rollouts], scores: ScoreDicts, name: str, answer_key: str
+) -> Iterator[Curve]:
+    for rollouts, own_scores in zip(tasks, scores, strict=True):
+        votes = [
+            (_comparable(rollout.get(answer_key)), own[name])
+            for rollout, own in zip(rollouts, own_scores, strict=True)
+            if name in own
+        ]
+        if votes:
+            yield _majority_curve(votes)
+
+
+def _majority_curve(votes: Iterable[tuple[Hashable, float]]) -> Curve:
+    """The score of the most frequent pair of answer and score, the mean where several are; 0 without any."""
+    counts: Counter[tuple[Hashable, float]] = Counter()
+    curve, most, total, tied = [], 0, 0.0, 0
+    for vote in votes:
+        answer, score = vote
+        if answer is not None:
+            counts[vote] += 1
+            if counts[vote] > most:
+                most, total, tied = counts[vote], score, 1
+            elif counts[vote] == most:
+                total, tied = total + score, tied + 1
+        curve.append(total / tied if tied else 0.0)
+    return curve
+
+
+def _comparable(answer: Any) -> Hashable:
+    """The same for the same answer alone: 1 is 1.0, and neither true nor "1". None stays None."""
+    match answer:
+        case None | str():
+            return answer
+        case bool():
+            return bool, answer
+        case int() | float():
+            return answer if answer == answer else (float, "nan")
+        case Mapping():
+            return dict, frozenset((_comparable(key), _comparable(value)) for key, value in answer.items())
+        case list() | tuple():
+            return list, *map(_comparable, answer)
+    return type(answer), repr(answer)
+
+
+def _while_they_last(curves: Iterable[Curve]) -> Iterator[Sequence[float]]:
+    """For each k the figures of the tasks that reach it."""
+    for column in zip_longest(*curves):
+        yield [value for value in column if value is not None]
+
+
+def _held(curves: Iterable[Curve], max_k: int) -> Iterator[Sequence[float]]:
+    """For each k the figures of all tasks: one that ends before keeps its last."""
+    return islice(zip(*(chain(curve, repeat(curve[-1])) for curve in curves), strict=False), max_k)
+
+
+def _put_every_k(
+    metrics: dict[str, Any], pattern: str, name: str, columns: Iterable[Sequence[float]], span: Span | None
+) -> None:
+    for k, values in enumerate(columns, 1):
+        metric = f"{pattern.format(k=k)}/{name}"
+        estimate = estimate_task_mean(values, span).scaled(100)
+        _put_finite(metrics, {metric: estimate.mean, **estimate.named(metric)})
+
+
+def _put_spread_across_runs(metrics: dict[str, Any], name: str, means: Sequence[float | None]) -> None:
+    """A run without a mean is none; fewer than two have no spread."""
+    spreads = _std_curve([mean for mean in means if mean is not None])
+    runs = 0
+    for k, mean in enumerate(means, 1):
+        runs += mean is not None
+        if runs > 1:
+            metric, spread = f"{_AVERAGE.format(k=k)}/{name}", spreads[runs - 1]
+            figures = {"std_dev_across_runs": spread, "std_err_across_runs": spread / math.sqrt(runs)}
+            _put_finite(metrics, {f"{metric}/{label}": figure for label, figure in figures.items()})
+
+
+def _means_of_runs(scores: ScoreDicts, name: str) -> list[float | None]:
+    nothing: dict[str, float] = {}
+    runs = zip_longest(*scores, fillvalue=nothing)
+    means = (_percentage([own[name] for own in run if name in own]) for run in runs)
+    return [mean if math.isfinite(mean) else None for mean in means]
+
+
+def _percentage(values: Sequence[float]) -> float:
+    """The mean of one value a task; NaN without any."""
+    return estimate_task_mean(values).scaled(100).mean
+
+
+def _put_finite(metrics: dict[str, Any], figures: Mapping[str, float]) -> None:
+    metrics.update((metric, figure) for metric, figure in figures.items() if math.isfinite(figure))

@@ -1,0 +1,181 @@
+"""Statistics of columns of numbers, over all rollouts and for each task.
+
+Loads numpy, so it is itself loaded only where something is computed. NaN in a column is a value that is
+missing. A mean is that of the exact sum: the order of the values changes no digit.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+_CELLS = 1 << 11
+"""Of a block: some tasks and as many places for each as the largest has rollouts."""
+_LONG_ROW = 128
+"""From here on a row is summed by itself."""
+_EXACT = 2.0**53
+"""Below it, sums of whole numbers are exact."""
+
+
+class Statistics(NamedTuple):
+    """Of one field, in the order in which they are told."""
+
+    mean: float
+    max: float
+    min: float
+    median: float
+    std: float
+
+
+def as_floats(column: "array[float]") -> Floats:
+    return np.frombuffer(column, np.float64)
+
+
+def present(column: "array[float]") -> "array[float]":
+    """The column without what is missing; the column itself where nothing is."""
+    values = as_floats(column)
+    is_missing = np.isnan(values)
+    return array("d", values[~is_missing].tobytes()) if is_missing.any() else column
+
+
+def overall(column: "array[float]") -> Statistics | None:
+    """The statistics of all values; None where there are none. What no float can hold is not finite."""
+    exact = present(column)
+    if not exact:
+        return None
+    values, half = np.sort(as_floats(exact)), len(exact) // 2
+    low, high = float(values[0]), float(values[-1])
+    if low == high:  # one value, or the same every time
+        return Statistics(low, low, low, low, 0.0)
+    median = float(values[half]) if len(exact) % 2 else (float(values[half - 1]) + float(values[half])) / 2
+    mean, unit = _mean(exact), high - low  # in units of the range no square is too large or too small
+    if not math.isfinite(mean) or not math.isfinite(unit):
+        return Statistics(mean, high, low, median, math.inf)
+    values -= mean
+    values /= unit
+    lost = float(values.sum())  # what rounding took from the mean
+    squares = float(np.dot(values, values)) - lost * lost / len(exact)
+    return Statistics(mean, high, low, median, unit * math.sqrt(max(0.0, squares) / (len(exact) - 1)))
+
+
+def _mean(values: "array[float]") -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.inf
+
+
+class ByTask:
+    """The rollouts in the order of their tasks, those of one task in theirs."""
+
+    def __init__(self, tasks: "array[int]", rollouts: "array[int]") -> None:
+        self._tasks = np.frombuffer(tasks, np.int64)
+        self._order: Places = np.lexsort((np.frombuffer(rollouts, np.int64), self._tasks))
+        ordered = self._tasks[self._order]
+        is_first = np.empty(len(ordered), bool)
+        is_first[:1] = True
+        np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+        self._edges: Places = np.append(np.flatnonzero(is_first), len(ordered))
+        """Where each task begins, and where the last one ends."""
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def tasks(self, block: slice = slice(None)) -> Places:
+        """Their indices, in order."""
+        tasks: Places = self._tasks[self._order[self._edges[:-1][block]]]
+        return tasks
+
+    def ordered(self, column: "array[float]") -> Floats:
+        values: Floats = as_floats(column)[self._order]
+        return values
+
+    def sums(self, ordered: Floats) -> Floats:
+        """Of each task's values; nothing may be missing."""
+        totals: Floats = np.add.reduceat(ordered, self._edges[:-1])
+        return totals
+
+    def blocks(self) -> Iterator[slice]:
+        """The tasks, some at a time: as many as make a block."""
+        first = 0
+        while first < len(self):
+            sizes = np.diff(self._edges[first : first + _CELLS + 1])
+            cells = np.maximum.accumulate(sizes) * np.arange(1, len(sizes) + 1)
+            end = first + max(1, int(np.searchsorted(cells, _CELLS, "right")))
+            yield slice(first, end)
+            first = end
+
+    def rows(self, column: "array[float]", block: slice) -> Floats:
+        """The values of some tasks, sorted, a row each; NaN at the end of those that have fewer."""
+        edges = self._edges[block.start : block.stop + 1]
+        sizes = np.diff(edges)
+        width = int(sizes.max())
+        values = as_floats(column)[self._order[edges[0] : edges[-1]]]
+        if len(values) == len(sizes) * width:
+            rows = values.reshape(len(sizes), width)
+        else:
+            rows = np.full((len(sizes), width), np.nan)
+            rows[np.arange(width) < sizes[:, None]] = values
+        rows.sort(axis=1)
+        return rows
+
+
+def of_rows(rows: Floats) -> Floats:
+    """The statistics of each sorted row; what there is not, or no float can hold, is not finite."""
+    if rows.shape[1] == 1:
+        values = rows[:, 0]
+        return np.column_stack([values, values, values, values, np.where(np.isnan(values), np.nan, 0.0)])
+    with np.errstate(all="ignore"):
+        return _of_wide_rows(rows)
+
+
+def _of_wide_rows(rows: Floats) -> Floats:
+    line, width = np.arange(len(rows)), rows.shape[1]
+    is_missing = np.isnan(rows)
+    some_missing = bool(is_missing[:, -1].any())
+    counts = width - is_missing.sum(axis=1) if some_missing else np.full(len(rows), width)
+    lows, highs = rows[:, 0], rows[line, counts - 1]
+    medians = (rows[line, (counts - 1) // 2] + rows[line, counts // 2]) / 2
+    is_same = lows == highs
+    means = np.clip(
+        _row_sums(np.where(is_missing, 0.0, rows) if some_missing else rows) / counts, lows, highs
+    )
+    units = np.where(is_same, 1.0, highs - lows)  # in which no square is too large or too small
+    deviations = (rows - means[:, None]) / units[:, None]
+    if some_missing:
+        deviations[is_missing] = 0.0
+    lost = deviations.sum(axis=1)  # what rounding took from the mean
+    squares = np.einsum("ij,ij->i", deviations, deviations) - lost * lost / counts
+    stds = units * np.sqrt(np.maximum(squares, 0.0) / np.maximum(counts - 1, 1))
+    table = np.column_stack([means, highs, lows, medians, stds])
+    table[is_same, 4] = 0.0
+    table[is_same, 0] = table[is_same, 3] = lows[is_same]
+    table[counts == 0] = np.nan
+    return table
+
+
+def _row_sums(rows: Floats) -> Floats:
+    """Sums that lose no digit to values that cancel each other."""
+    if rows.shape[1] > _LONG_ROW:
+        return np.array([_sum(row) for row in rows.tolist()])
+    if (rows == np.rint(rows)).all() and np.abs(rows).max(initial=0.0) < _EXACT / rows.shape[1]:
+        return np.asarray(rows.sum(axis=1))
+    totals, lost = np.zeros(len(rows)), np.zeros(len(rows))
+    for column in np.ascontiguousarray(rows.T):  # each sum with what rounding takes from it (Knuth)
+        sums = totals + column
+        part = sums - totals
+        lost += (totals - (sums - part)) + (column - part)
+        totals = sums
+    return totals + lost
+
+
+def _sum(values: list[float]) -> float:
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,36 @@
+"""What a run that has ended tells the trackers."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from nemo_gym.config import MASK, mask_secrets
+from nemo_gym.rollout_collection.agent_metrics import Entry
+from nemo_gym.rollout_collection.manifest import flattened
+from nemo_gym.trackers import AgentFigures, TrackedRun, TrackerConfig, publish
+
+
+def tracker_config(config: TrackerConfig, values: Mapping[str, Any]) -> TrackerConfig:
+    """Where the run is tracked: as its own settings say, else as the configuration of the servers does."""
+    names = TrackerConfig.model_fields
+    own = {name: getattr(config, name) for name in names}
+    if any(own.values()):
+        return TrackerConfig(**own)
+    around = {name: values.get(name) for name in names}
+    return TrackerConfig(**{name: None if value == MASK else value for name, value in around.items()})
+
+
+async def track_run(
+    config: TrackerConfig,
+    settings: BaseModel,
+    entries: Iterable[Entry],
+    rollouts: Iterable[bytes] | None,
+    path: Path | None,
+) -> list[str]:
+    """Send the metrics, and the rollouts if there are any, to every tracker; gives a line for each."""
+    agents = {entry.agent: AgentFigures(entry.agent_metrics, entry.key_metrics) for entry in entries}
+    told = dict(flattened(mask_secrets(settings.model_dump())))
+    return await asyncio.to_thread(publish, config, TrackedRun(agents, rollouts, path, told))

@@ -1,0 +1,62 @@
+"""Rollouts taken in by their shape give the same columns as field by field."""
+
+import math
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemo_gym.metrics import Columns, Intake
+
+VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.just("text") | st.just([1])
+NAMES = st.sampled_from(["reward", "solved", "input_tokens", "_ng_x", "_ng_attempt_index"])
+USAGE = st.none() | st.just("none") | st.dictionaries(st.sampled_from(["input_tokens", "_ng_x", "n"]), VALUES)
+RECORDS = st.lists(
+    st.tuples(st.dictionaries(NAMES, VALUES), st.none() | st.builds(lambda usage: {"usage": usage}, USAGE)),
+    max_size=20,
+)
+
+
+def as_lists(columns: Columns) -> dict[str, list[float | None]]:
+    taken = {
+        name: [None if math.isnan(value) else value for value in columns.values(name)]
+        for name in columns.names
+    }
+    return {
+        **taken,
+        "tasks": list(columns.tasks),
+        "rollouts": list(columns.rollouts),
+        "retried": list(columns.retried),
+    }
+
+
+@given(RECORDS)
+def test_the_short_way_takes_what_the_long_way_takes(
+    records: list[tuple[dict[str, Any], dict[str, Any] | None]],
+) -> None:
+    short, long = Intake(Columns()), Intake(Columns())
+    for place, (fields, response) in enumerate(records * 2):  # the second time every shape is known
+        record = fields if response is None else {"response": response, **fields}
+        read = orjson.loads(orjson.dumps(record))
+        short.take_finite(place // 3, place % 3, read)
+        long.take(place // 3, place % 3, read)
+    assert as_lists(short.columns) == as_lists(long.columns)
+    assert short.columns.names == long.columns.names
+
+
+def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
+    intake = Intake(Columns())
+    for value in (1.0, math.nan, math.inf, 10**400, None):
+        intake.take(0, 0, {"reward": value})
+    assert intake.columns.odd == {"reward": 3}
+    assert intake.columns.metrics()["non_finite/reward"] == 3
+    assert intake.columns.metrics()["mean/reward"] == 1.0
+
+
+def test_a_rollout_that_took_several_tries_is_known_by_its_attempt_index() -> None:
+    intake = Intake(Columns())
+    for attempt in (None, 0, 2, 0, 1):
+        record = {"reward": 1.0} if attempt is None else {"reward": 1.0, "_ng_attempt_index": attempt}
+        intake.take_finite(0, 0, record)
+    assert list(intake.columns.retried) == [2, 4]

@@ -1,0 +1,226 @@
+import math
+import statistics
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from nemo_gym.metrics.student import critical_t
+from nemo_gym.metrics.uncertainty import (
+    UNIT,
+    Estimate,
+    Span,
+    estimate_mean,
+    estimate_task_mean,
+    paired_difference,
+)
+
+VALUES = st.floats(-1e6, 1e6)
+GROUPS = st.lists(st.lists(VALUES, min_size=1, max_size=6), min_size=2, max_size=8)
+BINARY_GROUPS = st.lists(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=5), min_size=2, max_size=8)
+
+
+def estimate_of(groups: list[list[float]], span: Span | None = None) -> Estimate:
+    return estimate_mean([sum(group) for group in groups], [len(group) for group in groups], span)
+
+
+def interval_of(estimate: Estimate) -> tuple[float, float]:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low, estimate.high
+
+
+def slow_clustered_error(groups: list[list[float]]) -> float:
+    """Residuals are added up within a task before they are squared: they may all point one way."""
+    values = [value for group in groups for value in group]
+    mean = math.fsum(values) / len(values)
+    squares = [math.fsum(value - mean for value in group) ** 2 for group in groups]
+    correction = len(groups) / (len(groups) - 1)
+    return math.sqrt(correction * math.fsum(squares)) / len(values)
+
+
+@given(GROUPS)
+def test_error_agrees_with_its_definition(groups: list[list[float]]) -> None:
+    estimate = estimate_of(groups)
+    assert estimate.std_err == pytest.approx(slow_clustered_error(groups), rel=1e-6, abs=1e-7)
+    assert estimate.mean == pytest.approx(statistics.fmean(chain(*groups)), rel=1e-9, abs=1e-7)
+    assert estimate.tasks == len(groups)
+
+
+@given(st.integers(1, 5), st.data())
+def test_error_of_equal_groups_is_that_of_the_task_means(size: int, data: st.DataObject) -> None:
+    groups = data.draw(st.lists(st.lists(VALUES, min_size=size, max_size=size), min_size=2, max_size=8))
+    means = [statistics.fmean(group) for group in groups]
+    expected = statistics.stdev(means) / math.sqrt(len(groups))
+    assert estimate_of(groups).std_err == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    assert estimate_task_mean(means).std_err == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+def test_error_worked_by_hand() -> None:
+    estimate = estimate_of([[1, 1], [0], [1, 0, 0]])
+    # Mean 1/2; residuals of the tasks 1, -1/2 and -1/2: the square root of 3/2 x 3/2, over 6.
+    assert estimate.mean == 0.5
+    assert estimate.std_err == pytest.approx(0.25)
+    reach = critical_t(2) * 0.25
+    assert interval_of(estimate) == pytest.approx((0.5 - reach, 0.5 + reach))
+    assert estimate.reach == pytest.approx(reach)
+
+
+def test_same_rollouts_in_more_tasks_are_surer() -> None:
+    together = estimate_of([[1, 1, 1], [0, 0, 0], [1, 1, 1], [0, 0, 0]]).std_err
+    apart = estimate_of([[value] for value in [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0]]).std_err
+    assert together is not None
+    assert apart is not None
+    assert together > 1.6 * apart
+
+
+@given(GROUPS)
+def test_interval_contains_the_mean(groups: list[list[float]]) -> None:
+    estimate = estimate_of(groups)
+    low, high = interval_of(estimate)
+    assert low <= estimate.mean <= high
+
+
+@given(BINARY_GROUPS)
+def test_interval_of_binary_values_stays_in_its_span_and_is_never_a_point(groups: list[list[float]]) -> None:
+    assume(len({statistics.fmean(group) for group in groups}) > 1 or {*chain(*groups)} != {0, 1})
+    estimate = estimate_of(groups, UNIT)
+    low, high = interval_of(estimate)
+    assert 0 <= low <= estimate.mean <= high <= 1
+    assert low < high
+
+
+@pytest.mark.parametrize("tasks", [2, 10, 300])
+def test_all_successes_are_as_sure_as_that_many_tasks_can_be(tasks: int) -> None:
+    low, high = interval_of(estimate_task_mean([1.0] * tasks, UNIT))
+    assert high == 1.0
+    assert low**tasks == pytest.approx(0.025)
+    low, high = interval_of(estimate_task_mean([0.0] * tasks, UNIT))
+    assert low == 0.0
+    assert (1 - high) ** tasks == pytest.approx(0.025)
+
+
+def test_interval_is_cut_where_values_cannot_go() -> None:
+    values = [0.0, 0.0, 0.0, 1.0]
+    assert interval_of(estimate_task_mean(values))[0] < 0
+    assert interval_of(estimate_task_mean(values, UNIT))[0] == 0.0
+    assert interval_of(estimate_task_mean([1 - value for value in values], UNIT))[1] == 1.0
+
+
+def test_one_task_says_nothing_about_others() -> None:
+    estimate = estimate_of([[1, 0, 1, 1]], UNIT)
+    assert (estimate.mean, estimate.tasks, estimate.reach) == (0.75, 1, None)
+    assert estimate.named("pass@1") == estimate.scaled(100).named("pass@1") == {}
+
+
+def test_no_task_has_no_mean() -> None:
+    estimate = estimate_task_mean([])
+    assert math.isnan(estimate.mean)
+    assert estimate.named("pass@1") == {}
+
+
+def test_named_figures_stand_beside_their_metric() -> None:
+    assert Estimate(0.5, 4, 0.25, 0.25, 0.75).scaled(100).named("mean/reward") == {
+        "mean/reward/std_err": 25.0,
+        "mean/reward/ci95_low": 25.0,
+        "mean/reward/ci95_high": 75.0,
+    }
+
+
+def test_largest_values_claim_no_interval_that_no_float_can_hold() -> None:
+    estimate = estimate_task_mean([1.7e308, -1.7e308, 1.7e308])
+    figures = estimate.named("x").values()
+    assert all(math.isfinite(figure) for figure in figures)
+
+
+def coverage(rewards_R_G_N: np.ndarray, truth: float, *, tasks: int) -> float:
+    """How often the interval has the truth in it where the rollouts of a run count as so many tasks."""
+    hits = 0
+    for rewards_G_N in rewards_R_G_N:
+        rewards = rewards_G_N.reshape(tasks, -1)
+        low, high = interval_of(estimate_mean(rewards.sum(axis=1), np.full(tasks, rewards.shape[1])))
+        hits += low <= truth <= high
+    return hits / len(rewards_R_G_N)
+
+
+RUNS = 2000
+
+
+def test_interval_has_the_truth_in_it_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(20)
+    difficulty = rng.normal(0.3, 1.0, (RUNS, 25, 1))
+    rewards = difficulty + rng.normal(0.0, 1.0, (RUNS, 25, 6))
+    assert 0.93 < coverage(rewards, 0.3, tasks=25) < 0.97
+    assert coverage(rewards, 0.3, tasks=25 * 6) < 0.75
+
+
+def test_interval_of_successes_has_the_truth_in_it_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(21)
+    chance = rng.beta(0.8, 1.2, (RUNS, 40, 1))
+    rewards = (rng.random((RUNS, 40, 8)) < chance).astype(float)
+    assert 0.93 < coverage(rewards, 0.4, tasks=40) < 0.97
+    assert coverage(rewards, 0.4, tasks=40 * 8) < 0.75
+
+
+def test_paired_difference_worked_by_hand() -> None:
+    difference = paired_difference([0.5, 0.25, 0.0, 0.25])
+    # Deviations 1/4, 0, -1/4, 0: a variance of 1/24, and of the mean 1/96.
+    error = math.sqrt(1 / 96)
+    assert difference.value == 0.25
+    assert difference.std_err == pytest.approx(error)
+    assert difference.low == pytest.approx(0.25 - 3.18244630528 * error)
+    assert difference.high == pytest.approx(0.25 + 3.18244630528 * error)
+    # t = sqrt 6 with three degrees of freedom: 1 - 2/pi (sqrt 2 / 3 + atan sqrt 2).
+    assert difference.p_value == pytest.approx(1 - 2 / math.pi * (math.sqrt(2) / 3 + math.atan(math.sqrt(2))))
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=30))
+def test_p_value_and_interval_agree(differences: list[float]) -> None:
+    assume(statistics.stdev(differences) > 1e-6)
+    difference = paired_difference(differences)
+    assert difference.low is not None
+    assert difference.high is not None
+    assert difference.p_value is not None
+    assume(abs(difference.p_value - 0.05) > 1e-9)
+    assert (difference.p_value < 0.05) == (difference.low > 0 or difference.high < 0)
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=30))
+def test_difference_the_other_way_round_is_the_same(differences: list[float]) -> None:
+    one, other = paired_difference(differences), paired_difference([-value for value in differences])
+    assert other.value == -one.value
+    assert (other.std_err, other.p_value) == (one.std_err, one.p_value)
+
+
+def test_without_a_difference_every_p_value_is_as_likely_as_another() -> None:
+    rng = np.random.default_rng(22)
+    task = rng.normal(0.0, 3.0, (RUNS, 15))
+    one, other = (task + rng.normal(0.0, 1.0, task.shape) for _ in range(2))
+    chances = np.array([paired_difference(differences).p_value for differences in one - other])
+    counts, _ = np.histogram(chances, bins=10, range=(0, 1))
+    assert counts.sum() == RUNS
+    assert all(150 < count < 250 for count in counts)
+    assert 0.035 < np.mean(chances < 0.05) < 0.065
+
+
+def test_small_difference_on_the_same_tasks_is_found() -> None:
+    rng = np.random.default_rng(23)
+    task = rng.normal(0.0, 3.0, 100)
+    before, after = task + rng.normal(0.0, 0.2, 100), task + 0.3 + rng.normal(0.0, 0.2, 100)
+    difference = paired_difference(after - before)
+    assert difference.p_value is not None
+    assert difference.p_value < 1e-6
+    assert difference.value == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.parametrize("value", [0.5, -0.5, 0.1])
+def test_tasks_that_all_differ_by_the_same_are_tested_by_sign_and_get_no_interval(value: float) -> None:
+    assert paired_difference([value] * 6) == (value, 0.0, None, None, 2 / 2**6)
+    assert paired_difference([0.0] * 6).p_value == 1.0
+
+
+@pytest.mark.parametrize("differences", [[], [0.5]])
+def test_difference_on_fewer_than_two_tasks_is_not_tested(differences: list[float]) -> None:
+    assert paired_difference(differences)[1:] == (None, None, None, None)
