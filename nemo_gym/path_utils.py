@@ -23,6 +23,16 @@ def aggregate_metrics_path_for(output_path: str | Path) -> Path:
     return _beside(output_path, "_aggregate_metrics.json")
 
 
+def reward_profile_path_for(output_path: str | Path) -> Path:
+    """Where the rewards of each task stand."""
+    return _beside(output_path, "_reward_profiling.jsonl")
+
+
+def agent_metrics_path_for(output_path: str | Path) -> Path:
+    """Where a reward profile puts the metrics of every agent."""
+    return _beside(output_path, "_agent_metrics.json")
+
+
 def status_path_for(output_path: str | Path) -> Path:
     """Where a running collection says what it is doing; it is gone when the collection is."""
     return _beside(output_path, "_status.json")
@@ -35,6 +45,8 @@ def files_of_run(output_path: str | Path) -> list[Path]:
         failures_path_for,
         manifest_path_for,
         aggregate_metrics_path_for,
+        reward_profile_path_for,
+        agent_metrics_path_for,
     )
     return [Path(output_path), *(path_for(output_path) for path_for in beside)]
 

@@ -67,7 +67,9 @@ PUBLISHED = {
         NeMoGymChatCompletionToolParam NeMoGymFunctionDefinition NeMoGymAsyncOpenAI RATE_LIMIT_ERROR_CODES
         RETRY_ERROR_CODES""",
     "nemo_gym.judge": "call_judge JudgeError reraise_judge_errors judge_failsafe",
-    "nemo_gym.reward_profile": "compute_aggregate_metrics AggregateMetrics AggregateMetricsRequest",
+    "nemo_gym.reward_profile": "compute_aggregate_metrics AggregateMetrics AggregateMetricsRequest "
+    "compute_pass_majority_metrics add_avg_sample_std_dev compute_subset_metrics highest_k_metrics "
+    "RewardProfileConfig RewardProfiler profile_completion_summary",
     "nemo_gym.path_utils": "failures_path_for",
 }
 
