@@ -13,6 +13,9 @@ COMMANDS = {
     "dump_config": "Show the merged configuration, secrets hidden",
     "collect_rollouts": "Play every row of an input file and keep the scored rollouts",
     "aggregate_rollouts": "Merge rollouts collected in several files and compute their metrics",
+    "reward_profile": "Profile the rewards of each task",
+    "compare": "Compare two runs task by task",
+    "export": "Turn a rollouts file into Parquet, or into JSONL in the older form",
     "materialize_prompts": "Fill a prompt template from each row of a JSONL file",
     "init_resources_server": "Write the skeleton of a new environment",
     "test": "Run the tests of a component",
@@ -115,6 +118,18 @@ def ng_collect_rollouts() -> None:
 
 def ng_aggregate_rollouts() -> None:
     enter("aggregate_rollouts", sys.argv[1:])
+
+
+def ng_reward_profile() -> None:
+    enter("reward_profile", sys.argv[1:])
+
+
+def ng_compare() -> None:
+    enter("compare", sys.argv[1:])
+
+
+def ng_export() -> None:
+    enter("export", sys.argv[1:])
 
 
 def ng_materialize_prompts() -> None:
