@@ -13,16 +13,18 @@ _DIGEST = 8
 
 
 def allowed_names(names: Iterable[str]) -> dict[str, str]:
-    """The name in MLflow for each of these. One that is allowed as it is keeps its name."""
+    """The name in MLflow for each of these. One that is allowed as it is keeps its name, unless it stands
+    below another: what is beside a metric, as `mean/reward/std_err` is, becomes `mean/reward.std_err`."""
     originals = sorted(set(names))
     spelt = {name: spelt_out(name) for name in originals}
+    metrics = set(spelt.values())
     taken: set[str] = set()
     result: dict[str, str] = {}
-    for name in sorted(originals, key=lambda name: spelt[name] != name):
-        result[name] = _marked(name, spelt[name]) if spelt[name] in taken else spelt[name]
+    for name in sorted(originals, key=lambda name: (spelt[name] != name, name)):
+        text = _beside(spelt[name], metrics)
+        result[name] = _marked(name, text) if text in taken else text
         taken.add(result[name])
-    folders = {folder for name in taken for folder in _folders(name)}
-    return {name: _beside_folder(name, result[name], folders) for name in originals}
+    return {name: result[name] for name in originals}
 
 
 def spelt_out(name: str) -> str:
@@ -41,11 +43,10 @@ def _marked(name: str, text: str) -> str:
     return f"{cut}-{digest}"
 
 
-def _folders(name: str) -> list[str]:
-    parts = name.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
-
-
-def _beside_folder(name: str, text: str, folders: Collection[str]) -> str:
+def _beside(text: str, metrics: Collection[str]) -> str:
     """A store of files cannot have `a` and `a/b`: the one would be a file, the other makes it a folder."""
-    return _marked(name, text) if text in folders else text
+    parts = text.split("/")
+    joined = parts[0]
+    for count, part in enumerate(parts[1:], 1):
+        joined += ("." if "/".join(parts[:count]) in metrics else "/") + part
+    return joined

@@ -70,13 +70,12 @@ def test_numbers_are_metrics_under_names_that_mlflow_takes(stored: Published) ->
     for result in stored.results[1:]:
         metrics = result["mlflow"][-1]["metrics"]
         (cut,) = (name for name in metrics if name.startswith("agent/xxx"))
-        (beside_folder,) = (name for name in metrics if name.startswith("agent/mean-"))
         (second,) = (name for name in metrics if name.startswith("agent/pass_at_1-"))
         assert len(cut) == 250
         assert metrics == {
-            "agent/mean/reward": 0.5,
+            "agent/mean": 0.25,
+            "agent/mean.reward": 0.5,
             "key_metrics/agent/mean/reward": 0.5,
-            beside_folder: 0.25,
             "agent/is_good": 1.0,
             "agent/is_bad": 0.0,
             "agent/pass_at_1.avg-of-4/accuracy": 0.75,

@@ -30,9 +30,15 @@ def test_long_names_that_differ_at_their_end_stay_apart() -> None:
 
 
 def test_a_name_is_no_folder_of_another() -> None:
-    names = allowed_names(["mean", "mean/reward"])
-    assert names["mean/reward"] == "mean/reward"
-    assert names["mean"].startswith("mean-")
+    names = allowed_names(
+        ["mean/reward", "mean/reward/std_err", "mean/reward/std_err/more", "mean/x/std_err"]
+    )
+    assert list(names.values()) == [
+        "mean/reward",
+        "mean/reward.std_err",
+        "mean/reward.std_err.more",
+        "mean/x/std_err",
+    ]
 
 
 @given(NAMES)

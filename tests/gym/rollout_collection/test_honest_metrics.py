@@ -1,0 +1,97 @@
+"""What a collection says of its figures: what is missing, what was tried again, what was not finite."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.answering_agent import Playground, records_of, row
+
+Capture = pytest.CaptureFixture[str]
+
+
+def entry(playground: Playground) -> dict[str, Any]:
+    path = playground.output.with_name("rollouts_aggregate_metrics.json")
+    (found,) = json.loads(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_complete_run_says_so_and_its_file_has_nothing_to_add(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.collect()
+    assert ", 100 % complete" in capsys.readouterr().err
+    assert set(entry(playground)) == {"agent_ref", "agent_metrics", "key_metrics", "group_level_metrics"}
+
+
+def test_what_is_missing_is_told_with_the_bounds_of_the_mean(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", "no rollout", status=400)
+    playground.collect(num_repeats=2)
+    told = capsys.readouterr().err
+    assert "(95 % CI 0.29–1.00, 3 tasks × 2), 83 % complete, 0.83–1.00 if the missing fail/pass" in told
+    assert entry(playground)["coverage"] == {
+        "planned": 6,
+        "completed": 5,
+        "missing": 1,
+        "completion_pct": pytest.approx(100 * 5 / 6),
+        "mean_reward_if_missing_fail": pytest.approx(5 / 6),
+        "mean_reward_if_missing_pass": 1.0,
+    }
+
+
+def test_coverage_is_put_right_when_the_missing_are_run(playground: Playground) -> None:
+    playground.answer("1:0", "no rollout", status=400)
+    playground.collect()
+    assert "coverage" in entry(playground)
+    playground.answer_well()
+    playground.collect(resume_from_cache=True)
+    assert "coverage" not in entry(playground)
+
+
+def test_agent_without_a_single_rollout_is_not_passed_over(playground: Playground, capsys: Capture) -> None:
+    other = Playground(playground.folder, agents=("answering", "silent"))
+    other.give(row("a"), row("b", agent_ref={"name": "silent"}))
+    other.answer("1:0", "no rollout", status=400)
+    other.collect()
+    assert "\nsilent: no rollouts, 0 % complete\n" in capsys.readouterr().err
+    path = other.output.with_name("rollouts_aggregate_metrics.json")
+    found = {one["agent_ref"]["name"]: one for one in json.loads(path.read_text())}
+    assert found["silent"]["coverage"]["missing"] == 1
+    assert found["silent"]["agent_metrics"] == {}
+
+
+def test_rollout_that_took_several_tries_says_which_one_it_is(playground: Playground) -> None:
+    playground.answer("1:0", "no rollout", status=503)
+    playground.collect()  # both tries fail
+    playground.answer_well()
+    playground.collect(resume_from_cache=True)
+    found = {one["_ng_task_index"]: one.get("_ng_attempt_index") for one in records_of(playground.output)}
+    assert found == {0: None, 1: 2, 2: None}
+
+
+def test_retries_that_score_differently_are_flagged_also_after_a_resume(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.give(*(row(str(number)) for number in range(40)))
+    for number in range(20):
+        playground.answer(f"{number}:0", "no rollout", status=503)
+    playground.collect(max_attempts=1)
+    playground.answer_well()
+    for number in range(20):
+        playground.answer(f"{number}:0", reward=float(number == 0))
+    capsys.readouterr()
+    playground.collect(resume_from_cache=True)
+    flag = "warning: the 20 rollouts that needed a retry score 0.05, first tries 1.00"
+    assert flag in capsys.readouterr().err
+    playground.collect(resume_from_cache=True)  # nothing is left: all is read from the file
+    assert flag in capsys.readouterr().err
+
+
+def test_values_that_are_not_finite_are_counted(playground: Playground, capsys: Capture) -> None:
+    playground.answer("1:0", speed=float("inf"))
+    playground.answer("2:0", speed=3.0)
+    playground.collect()
+    assert "values that are NaN or infinite are left out: speed 1" in capsys.readouterr().err
+    metrics = entry(playground)["agent_metrics"]
+    assert (metrics["non_finite/speed"], metrics["mean/speed"]) == (1, 3.0)
