@@ -2,11 +2,11 @@
 
 import sys
 
-from bench import calls, collection, rollouts, startup, wire_models
+from bench import calls, collection, metrics, rollouts, startup, wire_models
 
 
 def main() -> int:
-    results = [benchmark.main() for benchmark in (wire_models, startup, calls, rollouts, collection)]
+    results = [benchmark.main() for benchmark in (wire_models, startup, calls, metrics, rollouts, collection)]
     return 0 if all(results) else 1
 
 

@@ -37,9 +37,8 @@ def test_arguments_may_stand_without_their_names_anywhere(ng: Ng, arguments: lis
 
 @pytest.mark.usefixtures("files")
 def test_one_argument_too_many_is_named(ng: Ng) -> None:
-    ng("compare", "a.jsonl", "a.jsonl", "c.jsonl").assert_complains(
-        "'c.jsonl'", "ng compare <a_fpath> <b_fpath>"
-    )
+    done = ng("compare", "a.jsonl", "a.jsonl", "c.jsonl")
+    done.assert_complains("'c.jsonl'", "ng compare <a_fpath> <b_fpath>")
 
 
 def test_command_that_takes_none_without_name_says_so(ng: Ng) -> None:
