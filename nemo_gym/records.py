@@ -4,7 +4,7 @@ A line that is no rollout is an error that names file and line; `BadLines` decid
 or the line is left out and told of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDE
 Record = dict[str, Any]
 
 _ROLLOUT_BITS = 31
+_MOST = (1 << _ROLLOUT_BITS) - 1
 
 
 class Key(NamedTuple):
@@ -31,9 +32,9 @@ class Key(NamedTuple):
         return f"{self.task}:{self.rollout}"
 
 
-def packed(key: Key) -> int:
+def packed(key: tuple[int, int]) -> int:
     """A key as one whole number that sorts like it: small enough to keep millions."""
-    return key.task << _ROLLOUT_BITS | key.rollout
+    return key[0] << _ROLLOUT_BITS | key[1]
 
 
 def unpacked(name: int) -> Key:
@@ -51,9 +52,14 @@ def parsed(line: bytes) -> Any:
 def key_of(record: Record) -> Key | None:
     """The key; None where an index is none, `True` or beyond what `packed` holds."""
     task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
-    if type(task) is int and type(rollout) is int and 0 <= task < 2**31 and 0 <= rollout < 2**31:
+    if type(task) is int and type(rollout) is int and 0 <= task <= _MOST and 0 <= rollout <= _MOST:
         return Key(task, rollout)
     return None
+
+
+def are_indices(values: Sequence[Any]) -> bool:
+    """Whether each of these, of which there is one at least, can be part of a key."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= _MOST
 
 
 def agent_of(record: Record) -> str:

@@ -15,7 +15,6 @@ from nemo_gym.client import ServerClient
 from nemo_gym.config import GymConfig
 from nemo_gym.config.instances import instance_names
 from nemo_gym.errors import HeadServerUnreachableError
-from nemo_gym.launch import host_embedded
 from nemo_gym.rollout_collection.aggregate import Aggregation, aggregate_shards, load_shards
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.report import entries_data, metrics_lines
@@ -49,6 +48,8 @@ async def _open_client(config: GymConfig, agents: Sequence[str]) -> AsyncIterato
     running = _running_servers(config)
     has_all = running is not None and set(agents) <= set(instance_names(running.global_config_dict))
     if config.servers and not has_all:
+        from nemo_gym.launch import host_embedded  # a third of the start, and seldom needed
+
         async with host_embedded(config) as client:
             yield client
     else:

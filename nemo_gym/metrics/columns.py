@@ -53,10 +53,6 @@ class Columns:
         column = self._columns.get(name)
         return column if column is not None else array("d", [math.nan]) * len(self)
 
-    def appends(self) -> "dict[str, Callable[[float], None]]":
-        """What takes the next value of each field. Whoever uses one keeps all columns of one length."""
-        return {name: column.append for name, column in self._columns.items()}
-
     def add(
         self,
         task: int,
@@ -82,6 +78,19 @@ class Columns:
             for name, column in columns.items():
                 if name not in numbers:
                     column.append(math.nan)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a rollout has had such a field."""
+        return name in self._columns
+
+    def add_many(
+        self, tasks: Sequence[int], rollouts: Sequence[int], numbers: "Mapping[str, array[float]]"
+    ) -> None:
+        """Keep the numbers of several first tries, all of which have the same fields, none of them new."""
+        self.tasks.extend(tasks)
+        self.rollouts.extend(rollouts)
+        for name, column in self._columns.items():
+            column.extend(numbers[name] if name in numbers else array("d", [math.nan]) * len(tasks))
 
     def extend(self, other: "Columns") -> None:
         """Add the rollouts of another part."""

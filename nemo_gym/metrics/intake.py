@@ -1,31 +1,18 @@
-"""Rollouts by the million into columns: one of a shape that was seen before needs no look at its fields.
+"""Rollouts by the million into columns: a batch of rollouts that are alike is taken field by field."""
 
-The shape of a rollout is the names and types of its fields and of its token usage.
-"""
-
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from array import array
+from collections import deque
+from collections.abc import Container, Sequence
+from operator import itemgetter
+from typing import Any
 
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.metrics.fields import numeric_fields
 from nemo_gym.types import ATTEMPT_INDEX_KEY_NAME, RESPONSE_KEY_NAME
 
-Append = Callable[[float], None]
 Record = dict[str, Any]
 
-_MOST_SHAPES = 4096
-_NO_USAGE: Record = {}
 _NUMBERS = {int, float, bool}
-
-
-class _Plan(NamedTuple):
-    """Where the numbers of rollouts of one shape go."""
-
-    own: list[tuple[str, Append]]
-    usage: list[tuple[str, Append]]
-    missing: list[Append]
-    """Of the columns that such rollouts have no value for."""
 
 
 class Intake:
@@ -33,54 +20,67 @@ class Intake:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def take(self, task: int, rollout: int, record: Record) -> None:
         """A rollout with numbers of any kind."""
         odd: list[str] = []
-        numbers, known = numeric_fields(record, odd), len(self.columns.names)
+        numbers = numeric_fields(record, odd)
         self.columns.add(task, rollout, numbers, odd, bool(record.get(ATTEMPT_INDEX_KEY_NAME)))
-        if len(self.columns.names) > known:
-            self._plans.clear()
 
-    def take_finite(self, task: int, rollout: int, record: Record) -> None:
-        """A rollout all of whose numbers are finite floats or fit into one, as orjson reads them."""
-        response = record.get(RESPONSE_KEY_NAME)
-        usage = response.get("usage") if type(response) is dict else None
-        if type(usage) is not dict:
-            usage = _NO_USAGE
-        shape = (*record, *map(type, record.values()), *usage, *map(type, usage.values()))
-        plan = self._plans.get(shape)
-        if plan is None:
-            self.take(task, rollout, record)
-            self._plan(shape, record, usage)
+    def take_finite(self, tasks: Sequence[int], rollouts: Sequence[int], records: Sequence[Record]) -> None:
+        """Rollouts all of whose numbers are finite and fit into a float, as orjson reads them."""
+        numbers = self._numbers_of(records)
+        if numbers is not None:
+            self.columns.add_many(tasks, rollouts, numbers)
             return
-        columns = self.columns
-        if record.get(ATTEMPT_INDEX_KEY_NAME):
-            columns.retried.append(len(columns))
-        columns.tasks.append(task)
-        columns.rollouts.append(rollout)
-        for name, append in plan.own:
-            append(record[name])
-        for name, append in plan.usage:
-            append(usage[name])
-        for append in plan.missing:
-            append(math.nan)
+        for task, rollout, record in zip(tasks, rollouts, records, strict=True):
+            self.take(task, rollout, record)
 
-    def _plan(self, shape: tuple[Any, ...], record: Record, usage: Record) -> None:
-        """Remember where the numbers of this shape go; that holds until there is a new column."""
-        if len(self._plans) >= _MOST_SHAPES:
-            self._plans.clear()
-        appends = self.columns.appends()
-        own = [name for name in record if _is_number(name, record)]
-        others = [name for name in usage if _is_number(name, usage) and name not in record]
-        known = {*own, *others}
-        self._plans[shape] = _Plan(
-            [(name, appends[name]) for name in own],
-            [(name, appends[name]) for name in others],
-            [append for name, append in appends.items() if name not in known],
-        )
+    def _numbers_of(self, records: Sequence[Record]) -> "dict[str, array[float]] | None":
+        """The numbers of rollouts that are all alike, by field; None where they are not or a field is new."""
+        if ATTEMPT_INDEX_KEY_NAME in records[0]:
+            return None
+        found: dict[str, array[float]] = {}
+        try:
+            usages = _usages(records)
+            is_alike = not usages or self._put(found, usages, hidden_by=records[0])
+            return found if is_alike and self._put(found, records) else None
+        except (KeyError, TypeError, OverflowError):  # one has not that field, or no number in it
+            return None
+
+    def _put(
+        self, found: "dict[str, array[float]]", records: Sequence[Record], hidden_by: Container[str] = ()
+    ) -> bool:
+        """Add the numbers of every field; False where not all have the same fields, or one is new."""
+        first = records[0]
+        if set(map(len, records)) != {len(first)}:
+            return False
+        for name, value in first.items():
+            values = map(itemgetter(name), records)
+            if name.startswith("_ng_") or name in hidden_by:
+                deque(values, 0)  # it must be there all the same
+            elif type(value) not in _NUMBERS:
+                if not _NUMBERS.isdisjoint(map(type, values)):
+                    return False
+            elif name in self.columns:
+                found[name] = array("d", values)
+            else:
+                return False
+        return True
 
 
-def _is_number(name: str, fields: Record) -> bool:
-    return type(fields[name]) in _NUMBERS and not name.startswith("_ng_")
+def _usages(records: Sequence[Record]) -> list[Record]:
+    """The token usage of each; none where no rollout has one. Raises where some have."""
+    if RESPONSE_KEY_NAME not in records[0]:
+        return []
+    responses = list(map(itemgetter(RESPONSE_KEY_NAME), records))
+    if set(map(type, responses)) != {dict}:
+        raise TypeError("responses that are no objects")
+    if "usage" not in responses[0]:
+        if any("usage" in response for response in responses):
+            raise KeyError("usage")
+        return []
+    usages = list(map(itemgetter("usage"), responses))
+    if set(map(type, usages)) != {dict}:
+        raise TypeError("usage that is no object")
+    return usages

@@ -14,7 +14,8 @@ import numpy as np
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-_CELLS = 1 << 11
+_MOST_TASKS = 1 << 11
+_CELLS = 1 << 14
 """Of a block: some tasks and as many places for each as the largest has rollouts."""
 _LONG_ROW = 128
 """From here on a row is summed by itself."""
@@ -104,7 +105,7 @@ class ByTask:
         """The tasks, some at a time: as many as make a block."""
         first = 0
         while first < len(self):
-            sizes = np.diff(self._edges[first : first + _CELLS + 1])
+            sizes = np.diff(self._edges[first : first + _MOST_TASKS + 1])
             cells = np.maximum.accumulate(sizes) * np.arange(1, len(sizes) + 1)
             end = first + max(1, int(np.searchsorted(cells, _CELLS, "right")))
             yield slice(first, end)

@@ -9,22 +9,24 @@ executors, processes, worker  where rollouts run
 collection                    the whole run: plan, resume, dispatch, journal, metrics
 dry_run                       what a run would do
 ledger, progress, display, status, waiting, report      how it gets on
-scan, rollouts, agent_metrics, shards, aggregate        what comes out
+scan, rollouts, agent_metrics, tracking, shards, aggregate      what comes out
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nemo_gym.rollout_collection.aggregate import RolloutAggregationHelper, _expand_input_glob
-from nemo_gym.rollout_collection.collect import RolloutCollectionHelper
-from nemo_gym.rollout_collection.config import (
-    E2ERolloutCollectionConfig,
-    RolloutAggregationConfig,
-    RolloutCollectionConfig,
-    SharedRolloutCollectionConfig,
-)
-from nemo_gym.rollout_collection.plan import _rollout_request_debug_summary
 from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY
+
+if TYPE_CHECKING:
+    from nemo_gym.rollout_collection.aggregate import RolloutAggregationHelper, _expand_input_glob
+    from nemo_gym.rollout_collection.collect import RolloutCollectionHelper
+    from nemo_gym.rollout_collection.config import (
+        E2ERolloutCollectionConfig,
+        RolloutAggregationConfig,
+        RolloutCollectionConfig,
+        SharedRolloutCollectionConfig,
+    )
+    from nemo_gym.rollout_collection.plan import _rollout_request_debug_summary
 
 __all__ = [
     "NG_FAILURE_CLASS_KEY",
@@ -41,6 +43,26 @@ __all__ = [
     "aggregate_rollouts",
     "collect_rollouts",
 ]
+
+_HOMES = {
+    "E2ERolloutCollectionConfig": "config",
+    "RolloutAggregationConfig": "config",
+    "RolloutAggregationHelper": "aggregate",
+    "RolloutCollectionConfig": "config",
+    "RolloutCollectionHelper": "collect",
+    "SharedRolloutCollectionConfig": "config",
+    "_expand_input_glob": "aggregate",
+    "_rollout_request_debug_summary": "plan",
+}
+"""Loaded when they are asked for: who reads a file of rollouts needs no servers."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def collect_rollouts() -> None:

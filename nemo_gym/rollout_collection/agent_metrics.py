@@ -215,13 +215,18 @@ def _groups_piece(groups: list[Mapping[str, Any]]) -> bytes:
 
 
 def _table_piece(table: GroupTable) -> bytes:
-    """The same of a table that has every value: its numbers, in a text that all groups share."""
-    labels = [encode_json(label).replace(b"%", b"%%") for label in (TASK_INDEX_KEY_NAME, *table.labels)]
-    form = b"\n      {\n" + b",\n".join(b"        %s: %%b" % label for label in labels) + b"\n      }"
-    rows = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
-    return b",".join(
-        form % (b"%d" % task, *row.split(b",")) for task, row in zip(table.tasks, rows, strict=True)
-    )
+    """The same of a table that has every value: its numbers between texts that all groups share."""
+    groups, width = len(table.tasks), len(table.labels) + 1
+    numbers = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].replace(b"],[", b",")
+    values = numbers.split(b",")
+    pieces = [b""] * (2 * width * groups)
+    for place, label in enumerate([TASK_INDEX_KEY_NAME, *table.labels]):
+        before = b"\n      },\n      {\n" if place == 0 else b",\n"
+        pieces[2 * place :: 2 * width] = [before + b"        " + encode_json(label) + b": "] * groups
+    pieces[1 :: 2 * width] = [b"%d" % task for task in table.tasks]
+    for place in range(1, width):
+        pieces[2 * place + 1 :: 2 * width] = values[place - 1 :: width - 1]
+    return b"".join(pieces).removeprefix(b"\n      },") + b"\n      }"
 
 
 def _indented(value: Any, levels: int) -> bytes:

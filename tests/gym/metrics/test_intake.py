@@ -32,15 +32,31 @@ def as_lists(columns: Columns) -> dict[str, list[float | None]]:
 
 
 @given(RECORDS)
+def test_batches_of_anything_are_taken_as_one_by_one(
+    records: list[tuple[dict[str, Any], dict[str, Any] | None]],
+) -> None:
+    together, single = Intake(Columns()), Intake(Columns())
+    made = [fields if response is None else {"response": response, **fields} for fields, response in records]
+    if made:
+        for _ in range(2):
+            together.take_finite([1] * len(made), list(range(len(made))), orjson.loads(orjson.dumps(made)))
+            for place, record in enumerate(made):
+                single.take(1, place, record)
+    assert as_lists(together.columns) == as_lists(single.columns)
+
+
+@given(RECORDS)
 def test_the_short_way_takes_what_the_long_way_takes(
     records: list[tuple[dict[str, Any], dict[str, Any] | None]],
 ) -> None:
     short, long = Intake(Columns()), Intake(Columns())
-    for place, (fields, response) in enumerate(records * 2):  # the second time every shape is known
-        record = fields if response is None else {"response": response, **fields}
-        read = orjson.loads(orjson.dumps(record))
-        short.take_finite(place // 3, place % 3, read)
-        long.take(place // 3, place % 3, read)
+    made = [fields if response is None else {"response": response, **fields} for fields, response in records]
+    read = orjson.loads(orjson.dumps([one for one in made for _ in range(3)] * 2))
+    for first in range(0, len(read), 3):  # alike, three at a time; the second time every field is known
+        batch, places = read[first : first + 3], range(first, first + 3)
+        short.take_finite([0] * 3, list(places), batch)
+        for place, record in zip(places, batch, strict=True):
+            long.take(0, place, record)
     assert as_lists(short.columns) == as_lists(long.columns)
     assert short.columns.names == long.columns.names
 
@@ -58,5 +74,5 @@ def test_a_rollout_that_took_several_tries_is_known_by_its_attempt_index() -> No
     intake = Intake(Columns())
     for attempt in (None, 0, 2, 0, 1):
         record = {"reward": 1.0} if attempt is None else {"reward": 1.0, "_ng_attempt_index": attempt}
-        intake.take_finite(0, 0, record)
+        intake.take_finite([0], [0], [record])
     assert list(intake.columns.retried) == [2, 4]
