@@ -18,7 +18,7 @@ from nemo_gym.config.hints import close_matches
 from nemo_gym.errors import InputError
 from nemo_gym.metrics import Columns
 from nemo_gym.metrics.statistics import Floats, Places, as_floats, present
-from nemo_gym.metrics.uncertainty import CONFIDENCE, UNIT, Difference, estimate_task_mean, paired_difference
+from nemo_gym.metrics.uncertainty import CONFIDENCE, Difference, estimate_task_mean, paired_difference
 from nemo_gym.records import BadLines, Key, packed
 from nemo_gym.rollout_collection.rollouts import OutputIndex
 from nemo_gym.rollout_collection.scan import find_rollouts
@@ -262,7 +262,7 @@ class _Side:
         return as_floats(present(self.columns.values(name)))
 
     def summary(self, name: str, means: Floats, counts: Floats, *, is_binary: bool) -> Summary:
-        estimate = estimate_task_mean(means, UNIT if is_binary else None)
+        estimate = estimate_task_mean(means, are_shares=is_binary)
         with np.errstate(all="ignore"):
             total = float(self.present(name).sum())
         return Summary(estimate.mean, estimate.low, estimate.high, int(counts.sum()), total)

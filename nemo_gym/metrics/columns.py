@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemo_gym.metrics.uncertainty import UNIT, Estimate, around
+from nemo_gym.metrics.uncertainty import Estimate, around
 from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def _estimate(column: "array[float]", found: "Statistics", by_task: "ByTask") ->
     is_binary = {found.min, found.max} <= {0.0, 1.0} and bool(
         np.isin(values[~np.isnan(values)], (0, 1)).all()
     )
-    return around(found.mean, std_err, tasks, UNIT if is_binary else None)
+    return around(found.mean, std_err, tasks, shares=size if is_binary else None)
 
 
 _NO_VALUES = array("d")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import accumulate, chain, islice, repeat, zip_longest
 from typing import Any, SupportsFloat
 
-from nemo_gym.metrics.uncertainty import UNIT, Span, estimate_task_mean
+from nemo_gym.metrics.uncertainty import estimate_task_mean
 from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
 
 Rollouts = Sequence[dict[str, Any]]
@@ -61,12 +61,12 @@ def compute_pass_majority_metrics(
     metrics: dict[str, Any] = {}
     for name in names:
         groups = _values(scores, name)
-        span = UNIT if all(map(_is_binary, groups)) else None
-        _put_every_k(metrics, _PASS, name, _while_they_last(map(_pass_curve, groups)), span)
-        _put_every_k(metrics, _AVERAGE, name, _held(map(_mean_curve, groups), max_k), span)
+        are_shares = all(map(_is_binary, groups))
+        _put_every_k(metrics, _PASS, name, _while_they_last(map(_pass_curve, groups)), are_shares)
+        _put_every_k(metrics, _AVERAGE, name, _held(map(_mean_curve, groups), max_k), are_shares)
         if answer_key is not None:
             votes = _held(_majority_curves(tasks, scores, name, answer_key), max_k)
-            _put_every_k(metrics, _MAJORITY, name, votes, span)
+            _put_every_k(metrics, _MAJORITY, name, votes, are_shares)
     runs = {name: _means_of_runs(scores, name) for name in names}
     for name, means in runs.items():
         _put_spread_across_runs(metrics, name, means)
@@ -297,11 +297,11 @@ def _held(curves: Iterable[Curve], max_k: int) -> Iterator[Sequence[float]]:
 
 
 def _put_every_k(
-    metrics: dict[str, Any], pattern: str, name: str, columns: Iterable[Sequence[float]], span: Span | None
+    metrics: dict[str, Any], pattern: str, name: str, columns: Iterable[Sequence[float]], are_shares: bool
 ) -> None:
     for k, values in enumerate(columns, 1):
         metric = f"{pattern.format(k=k)}/{name}"
-        estimate = estimate_task_mean(values, span).scaled(100)
+        estimate = estimate_task_mean(values, are_shares=are_shares).scaled(100)
         _put_finite(metrics, {metric: estimate.mean, **estimate.named(metric)})
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from nemo_gym.metrics.columns import REWARD, Columns
 from nemo_gym.metrics.student import two_sided_p
 
-_FEWEST = 5
-"""Rollouts on either side without which a difference between them says nothing."""
+_FEWEST_TASKS = 5
+"""Tasks on either side without which a difference between them says nothing."""
 _SURE = 0.05
 
 
@@ -33,29 +33,32 @@ class RetryGap:
 def retry_gap(columns: Columns) -> RetryGap | None:
     """The mean rewards of both, and the chance of such a difference if there is none; None with too few.
 
-    The error of the difference is clustered by task, as everywhere.
+    The error of the difference is clustered by task, as everywhere; its degrees of freedom are those of the
+    side with fewer tasks.
     """
     import numpy as np
 
-    if len(columns.retried) < _FEWEST:
+    if not columns.retried:
         return None
     values = np.frombuffer(columns.values(REWARD))
     has_reward, is_retried = ~np.isnan(values), np.zeros(len(values), bool)
     is_retried[np.frombuffer(columns.retried, np.int64)] = True
-    retried, first = is_retried & has_reward, ~is_retried & has_reward
-    counts = int(retried.sum()), int(first.sum())
-    if min(counts) < _FEWEST:
-        return None
-    with np.errstate(all="ignore"):
-        means = float(values[retried].mean()), float(values[first].mean())
-        pulls = np.where(retried, (values - means[0]) / counts[0], 0.0)
-        pulls -= np.where(first, (values - means[1]) / counts[1], 0.0)
     by_task = columns.by_task()
-    pulls = by_task.sums(by_task.ordered(array("d", pulls.tobytes())))
-    square, tasks, difference = float(np.dot(pulls, pulls)), len(pulls), means[0] - means[1]
-    if tasks < 2 or not math.isfinite(square) or not math.isfinite(difference):
+    sides, means, tasks, pulls = (is_retried & has_reward, ~is_retried & has_reward), [], [], []
+    for side in sides:
+        per_task = by_task.sums(by_task.ordered(array("d", side.astype(float).tobytes())))
+        tasks.append(int((per_task > 0).sum()))
+        if tasks[-1] < _FEWEST_TASKS:
+            return None
+        with np.errstate(all="ignore"):
+            means.append(float(values[side].mean()))
+            pulls.append(np.where(side, (values - means[-1]) / int(side.sum()), 0.0))
+    pull = by_task.sums(by_task.ordered(array("d", (pulls[0] - pulls[1]).tobytes())))
+    fewer, square, difference = min(tasks), float(np.dot(pull, pull)), means[0] - means[1]
+    if not math.isfinite(square) or not math.isfinite(difference):
         return None
-    std_err = math.sqrt(square * tasks / (tasks - 1))
-    if std_err:
-        return RetryGap(counts[0], *means, two_sided_p(difference / std_err, tasks - 1))
-    return RetryGap(counts[0], *means, 0.0 if difference else 1.0)
+    if square:
+        p_value = two_sided_p(difference / math.sqrt(square * fewer / (fewer - 1)), fewer - 1)
+    else:  # each side is always the same: a sign test of the fewer tasks
+        p_value = 2.0 ** (1 - fewer) if difference else 1.0
+    return RetryGap(int(sides[0].sum()), means[0], means[1], p_value)

@@ -7,7 +7,7 @@ from typing import Any
 from nemo_gym.metrics.columns import REWARD, Columns
 from nemo_gym.metrics.pass_at_k import pass_at_k
 from nemo_gym.metrics.retries import RetryGap, retry_gap
-from nemo_gym.metrics.uncertainty import UNIT, Estimate, estimate_mean
+from nemo_gym.metrics.uncertainty import Estimate, estimate_task_mean
 
 _MOST_BINS = 10
 
@@ -162,7 +162,7 @@ def _pass_at(columns: Columns) -> dict[int, Estimate]:
             if size >= k
         ]
         values = np.repeat([chance for chance, _ in chances], [count for _, count in chances])
-        found[k] = estimate_mean(values, np.ones(len(values)), UNIT)
+        found[k] = estimate_task_mean(values, are_shares=True)
     return found
 
 

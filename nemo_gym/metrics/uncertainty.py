@@ -2,9 +2,11 @@
 
 Rollouts of one task are not independent, so tasks are what is counted: the standard error is clustered by
 task. The 95 % interval is Student's t around the mean, with one degree of freedom less than there are tasks.
-Where the values cannot leave a span, such as 0 to 1, it is cut there; where all of them stand at one end of
-that span, which an error of 0 would call certain, it reaches as far as the exact (Clopper-Pearson) interval
-of that many tasks.
+
+Of values between 0 and 1 that interval is wrong near the ends: it leaves the span, and where all values stand
+at one end its error is 0, as if that were certain. With fewer than ten successes or failures (in independent
+rollouts) it is the exact interval of Clopper and Pearson instead, for the number of independent rollouts that
+would have the same error (Korn and Graubard), or of the tasks where all values are the same.
 """
 
 import math
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from nemo_gym.metrics.beta import exact_interval
 from nemo_gym.metrics.student import critical_t, two_sided_p
 
 if TYPE_CHECKING:
@@ -21,18 +24,13 @@ if TYPE_CHECKING:
     Numbers = Sequence[float] | NDArray[np.float64]
 
 CONFIDENCE = 0.95
+_NORMAL = 1.959963984540054
+"""What Student's t comes to with many tasks."""
+_FEW = 10
+_NOTHING = 1e-9
+"""A share that is not told from none."""
 ERRORS = ("std_err", "ci95_low", "ci95_high")
 """What stands beside a metric, as `<metric>/<error>`."""
-
-
-class Span(NamedTuple):
-    """What values cannot leave."""
-
-    low: float
-    high: float
-
-
-UNIT = Span(0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,11 @@ class Estimate:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
-def estimate_mean(totals: "Numbers", counts: "Numbers", span: Span | None = None) -> Estimate:
-    """The mean of all values, from the total of each task's and their number, which is nowhere 0."""
+def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = False) -> Estimate:
+    """The mean of all values, from the total of each task's and their number, which is nowhere 0.
+
+    `are_shares` says that the values lie between 0 and 1.
+    """
     import numpy as np
 
     sums, sizes = np.asarray(totals, float), np.asarray(counts, float)
@@ -79,33 +80,42 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", span: Span | None = None
         square = float(np.dot(deviations, deviations))
     if tasks < 2 or not math.isfinite(square):
         return Estimate(mean, tasks)
-    return around(mean, math.sqrt(square * tasks / (tasks - 1)), tasks, span)
+    std_err = math.sqrt(square * tasks / (tasks - 1))
+    return around(mean, std_err, tasks, shares=size if are_shares else None)
 
 
-def estimate_task_mean(values: "Numbers", span: Span | None = None) -> Estimate:
+def estimate_task_mean(values: "Numbers", *, are_shares: bool = False) -> Estimate:
     """The mean of one value a task."""
     import numpy as np
 
     numbers = np.asarray(values, float)
     if len(numbers) > 1 and numbers.min() == numbers.max():  # no error, not that of rounding either
-        return around(float(numbers[0]), 0.0, len(numbers), span)
-    return estimate_mean(numbers, np.ones(len(numbers)), span)
+        return around(float(numbers[0]), 0.0, len(numbers), shares=len(numbers) if are_shares else None)
+    return estimate_mean(numbers, np.ones(len(numbers)), are_shares=are_shares)
 
 
-def around(mean: float, std_err: float, tasks: int, span: Span | None = None) -> Estimate:
-    """The estimate with this error, over two tasks or more."""
-    reach = critical_t(tasks - 1, CONFIDENCE) * std_err
-    low, high = mean - reach, mean + reach
-    if span is not None:
-        if mean >= span.high or mean <= span.low:  # no value is anywhere else
-            # Clopper-Pearson: so many tasks of one kind come with this chance even at that rate of the other.
-            certain = span.low + (span.high - span.low) * ((1 - CONFIDENCE) / 2) ** (1 / tasks)
-            rest = span.high - certain
-            low, high = (certain, span.high) if mean >= span.high else (span.low, span.low + rest)
-        low, high = max(low, span.low), min(high, span.high)
+def around(mean: float, std_err: float, tasks: int, *, shares: float | None = None) -> Estimate:
+    """The estimate with this error, over two tasks or more. Where it is of values between 0 and 1, `shares`
+    is how many there are."""
+    reach = critical_t(tasks - 1, CONFIDENCE)
+    low, high = mean - reach * std_err, mean + reach * std_err
+    if shares is not None:
+        size = _independent(mean, std_err, tasks, shares)
+        if not std_err or min(mean, 1 - mean) * size < _FEW:
+            # Fewer tasks make the error itself less sure, as they do in Student's t.
+            factor = (_NORMAL / reach) ** 2 if std_err else 1.0
+            low, high = exact_interval(min(max(mean, 0.0), 1.0), size * factor, CONFIDENCE)
+        low, high = low if low > _NOTHING else 0.0, high if 1 - high > _NOTHING else 1.0
     if not (math.isfinite(low) and math.isfinite(high)):
         return Estimate(mean, tasks, std_err if math.isfinite(std_err) else None)
-    return Estimate(mean, tasks, std_err, low, high)
+    return Estimate(mean, tasks, std_err, min(low, mean), max(high, mean))
+
+
+def _independent(mean: float, std_err: float, tasks: int, values: float) -> float:
+    """How many independent values would have this error; where there is none, how many there may be."""
+    if mean <= 0.0 or mean >= 1.0:
+        return tasks
+    return min(values, mean * (1 - mean) / std_err**2) if std_err else values
 
 
 class Difference(NamedTuple):

@@ -25,7 +25,7 @@ from nemo_gym.rollout_collection.resume import mend_output
 from nemo_gym.rollout_collection.rollouts import OutputIndex
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
-_BATCH_BYTES = 1 << 17
+_BATCH_BYTES = 1 << 16
 """What is parsed together: enough to save calls, little enough to stay near the processor."""
 _NEWLINE = 10
 _task_of, _rollout_of = itemgetter(TASK_INDEX_KEY_NAME), itemgetter(ROLLOUT_INDEX_KEY_NAME)

@@ -53,7 +53,7 @@ def test_two_runs_are_shown_task_by_task(ng: Ng) -> None:
         "reward: A 0.500, B 0.750, difference +0.250 ± 1.523 (95 % CI -1.273 to 1.773), p = 0.64, "
         "4 tasks paired",
         "No difference that 4 tasks can show (paired t test over tasks)",
-        "A alone: 95 % CI 0.000 to 1.000 (4 rollouts); B alone: 95 % CI 0.000 to 1.000 (4 rollouts)",
+        "A alone: 95 % CI 0.001 to 0.999 (4 rollouts); B alone: 95 % CI 0.010 to 1.000 (4 rollouts)",
         "",
         "Flips (a task is solved from a mean reward of 0.5 on): 1 regression, 2 improvements, 1 unchanged",
         "",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.metrics import compute_aggregate_metrics, default_key_metrics
+from nemo_gym.metrics.uncertainty import estimate_mean
 
 
 def rollout(task: int, reward: Any = None, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -23,7 +24,11 @@ EXAMPLE = [rollout(0, reward, index) for index, reward in enumerate([1, 0, 1, 1]
 
 def test_worked_example_of_the_contract() -> None:
     metrics = compute_aggregate_metrics(EXAMPLE)
-    sure = {"mean/reward/std_err": 0.25, "mean/reward/ci95_low": 0.0, "mean/reward/ci95_high": 1.0}
+    sure = {
+        "mean/reward/std_err": 0.25,
+        "mean/reward/ci95_low": 0.0,
+        "mean/reward/ci95_high": 1.0,
+    }
     assert metrics.agent_metrics == {
         "mean/reward": 0.5,
         **sure,
@@ -227,12 +232,14 @@ def slow_uncertainty(name: str, values: list[float], tasks: list[int], mean: flo
     error = math.sqrt(math.fsum(total**2 for total in totals) * groups / (groups - 1)) / len(values)
     reach = {2: 12.7062047, 3: 4.3026527, 4: 3.1824463}[groups] * error
     low, high = mean - reach, mean + reach
-    if {*values} <= {0.0, 1.0}:
-        low, high = max(0.0, low), min(1.0, high)
-        if mean == 1:
-            low = 0.025 ** (1 / groups)
-        if mean == 0:
-            high = 1 - 0.025 ** (1 / groups)
+    if {*values} <= {0.0, 1.0}:  # tested where it is made: tests/gym/metrics/test_uncertainty.py
+        seen = estimate_mean(
+            [sum(v for v, t in zip(values, tasks, strict=True) if t == group) for group in sorted({*tasks})],
+            [tasks.count(group) for group in sorted({*tasks})],
+            are_shares=True,
+        )
+        assert seen.low is not None and seen.high is not None
+        low, high = seen.low, seen.high
     return {f"{name}/std_err": error, f"{name}/ci95_low": low, f"{name}/ci95_high": high}
 
 

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from nemo_gym.metrics.student import critical_t
 from nemo_gym.metrics.uncertainty import (
-    UNIT,
     Estimate,
-    Span,
     estimate_mean,
     estimate_task_mean,
     paired_difference,
@@ -22,8 +20,9 @@ GROUPS = st.lists(st.lists(VALUES, min_size=1, max_size=6), min_size=2, max_size
 BINARY_GROUPS = st.lists(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=5), min_size=2, max_size=8)
 
 
-def estimate_of(groups: list[list[float]], span: Span | None = None) -> Estimate:
-    return estimate_mean([sum(group) for group in groups], [len(group) for group in groups], span)
+def estimate_of(groups: list[list[float]], are_shares: bool = False) -> Estimate:
+    totals, counts = [sum(group) for group in groups], [len(group) for group in groups]
+    return estimate_mean(totals, counts, are_shares=are_shares)
 
 
 def interval_of(estimate: Estimate) -> tuple[float, float]:
@@ -85,8 +84,7 @@ def test_interval_contains_the_mean(groups: list[list[float]]) -> None:
 
 @given(BINARY_GROUPS)
 def test_interval_of_binary_values_stays_in_its_span_and_is_never_a_point(groups: list[list[float]]) -> None:
-    assume(len({statistics.fmean(group) for group in groups}) > 1 or {*chain(*groups)} != {0, 1})
-    estimate = estimate_of(groups, UNIT)
+    estimate = estimate_of(groups, are_shares=True)
     low, high = interval_of(estimate)
     assert 0 <= low <= estimate.mean <= high <= 1
     assert low < high
@@ -94,10 +92,10 @@ def test_interval_of_binary_values_stays_in_its_span_and_is_never_a_point(groups
 
 @pytest.mark.parametrize("tasks", [2, 10, 300])
 def test_all_successes_are_as_sure_as_that_many_tasks_can_be(tasks: int) -> None:
-    low, high = interval_of(estimate_task_mean([1.0] * tasks, UNIT))
+    low, high = interval_of(estimate_task_mean([1.0] * tasks, are_shares=True))
     assert high == 1.0
     assert low**tasks == pytest.approx(0.025)
-    low, high = interval_of(estimate_task_mean([0.0] * tasks, UNIT))
+    low, high = interval_of(estimate_task_mean([0.0] * tasks, are_shares=True))
     assert low == 0.0
     assert (1 - high) ** tasks == pytest.approx(0.025)
 
@@ -105,12 +103,33 @@ def test_all_successes_are_as_sure_as_that_many_tasks_can_be(tasks: int) -> None
 def test_interval_is_cut_where_values_cannot_go() -> None:
     values = [0.0, 0.0, 0.0, 1.0]
     assert interval_of(estimate_task_mean(values))[0] < 0
-    assert interval_of(estimate_task_mean(values, UNIT))[0] == 0.0
-    assert interval_of(estimate_task_mean([1 - value for value in values], UNIT))[1] == 1.0
+    low, high = interval_of(estimate_task_mean(values, are_shares=True))
+    assert 0 <= low < 0.001
+    ends = interval_of(estimate_task_mean([1 - value for value in values], are_shares=True))
+    assert ends == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "size", "rate"), [(20, 8, 0.05), (20, 8, 0.98), (50, 4, 0.97), (12, 4, 0.5)]
+)
+def test_interval_covers_the_truth_also_near_the_ends(tasks: int, size: int, rate: float) -> None:
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(1000):
+        chances = rng.beta(5 * rate, 5 * (1 - rate), tasks)  # tasks differ
+        estimate = estimate_mean(rng.binomial(size, chances), np.full(tasks, size), are_shares=True)
+        low, high = interval_of(estimate)
+        covered += low <= rate <= high
+    assert covered >= 930
+
+
+def test_tasks_with_the_same_mean_leave_the_doubt_of_their_rollouts() -> None:
+    low, high = interval_of(estimate_of([[1, 0], [0, 1]], are_shares=True))
+    assert (low, high) == pytest.approx((0.067586, 0.932414), abs=1e-6)  # two of four, Clopper and Pearson
 
 
 def test_one_task_says_nothing_about_others() -> None:
-    estimate = estimate_of([[1, 0, 1, 1]], UNIT)
+    estimate = estimate_of([[1, 0, 1, 1]], are_shares=True)
     assert (estimate.mean, estimate.tasks, estimate.reach) == (0.75, 1, None)
     assert estimate.named("pass@1") == estimate.scaled(100).named("pass@1") == {}
 

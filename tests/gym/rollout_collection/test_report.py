@@ -17,7 +17,7 @@ def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playgrou
         "{",
         '  "mean/reward": 1.0,',
         '  "mean/reward/std_err": 0.0,',
-        '  "mean/reward/ci95_low": 0.29240177382128674,',
+        '  "mean/reward/ci95_low": 0.2924017738212866,',
         '  "mean/reward/ci95_high": 1.0',
         "}",
         "",
