@@ -44,6 +44,19 @@ def read_lines(path: Path) -> Iterator[Line]:
             offset += len(data)
 
 
+def line_numbers(path: Path, offsets: Iterable[int]) -> dict[int, int]:
+    """The numbers of the lines that begin at some offsets."""
+    wanted, found = set(offsets), dict[int, int]()
+    if not wanted:
+        return found
+    for line in read_lines(path):
+        if line.offset in wanted:
+            found[line.offset] = line.number
+            if len(found) == len(wanted):
+                return found
+    raise InputError(f"{path}: changed while it was read; do it again when no run is writing it")
+
+
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Every JSON object of a file with its line number, blank lines left out; any other line is an error."""
     try:

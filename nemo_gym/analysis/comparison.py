@@ -231,7 +231,7 @@ class _Paired(NamedTuple):
             sizes = np.maximum(np.abs(self.a_means), np.abs(self.b_means))
             noise = np.where(np.isfinite(sizes), _ROUNDING * sizes, 0.0)
             changes[np.abs(changes) <= noise] = 0.0
-            if np.ptp(changes) <= noise.max():
+            if (np.abs(changes - changes[0]) <= noise + noise[0]).all():
                 changes[:] = changes[0]
         return changes
 

@@ -260,7 +260,7 @@ def _fields(record: Record) -> Record:
     """A rollout's own fields and the numbers of its token usage; its own hide those of the same name."""
     fields = dict(record)
     for name in (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME):
-        del fields[name]
+        fields.pop(name, None)
     response = record.get(RESPONSE_KEY_NAME)
     usage = response.get("usage") if isinstance(response, dict) else None
     if isinstance(usage, dict):

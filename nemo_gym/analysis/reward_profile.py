@@ -7,7 +7,6 @@ transcript; the files are whole, or as they were before.
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from typing import IO, NamedTuple
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config.roots import expand
 from nemo_gym.errors import ConfigError, InputError, JournalError
-from nemo_gym.journal import Line, new_file, read_lines
+from nemo_gym.journal import Line, line_numbers, new_file, read_lines
 from nemo_gym.metrics import Columns, Intake
 from nemo_gym.metrics.profile import (
     MOST_NAMED,
@@ -45,7 +44,7 @@ from nemo_gym.records import (
 )
 from nemo_gym.rollout_collection.rollouts import OutputIndex
 from nemo_gym.rollout_collection.scan import Found, find_rollouts
-from nemo_gym.terminal import counted
+from nemo_gym.terminal import counted, one_line
 from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 _REWARD = "reward"
@@ -138,16 +137,17 @@ class _Source:
         found = find_rollouts(self.rollouts, bad_lines)
         join = _join(self.rows, found)
         self._take_repeats(join, bad_lines)
-        odd = set(join.of_other_agents().tolist())
+        extra = set(join.without_row().tolist()) if bad_lines.are_skipped else set[int]()
+        odd = set(join.of_other_agents().tolist()) | extra
         if odd:
-            found = self._without(odd, join, bad_lines)
+            found = self._without(odd, extra, join, bad_lines)
             join = _join(self.rows, found)
         return found, join
 
     def _take_repeats(self, join: Join, bad_lines: BadLines) -> None:
         repeats = join.repeats()
         offsets = {self.offsets[place] for repeat in repeats for place in repeat}
-        lines = _line_numbers(self.materialized, offsets)
+        lines = line_numbers(self.materialized, offsets)
         for place, first in repeats:
             number, key = lines[self.offsets[place]], unpacked(self.rows.keys[place])
             bad_lines.take(
@@ -157,25 +157,30 @@ class _Source:
                 )
             )
 
-    def _without(self, odd: set[int], join: Join, bad_lines: BadLines) -> Found:
-        """The rollouts once more, without some that are by another agent than their task's."""
+    def _without(self, odd: set[int], extra: set[int], join: Join, bad_lines: BadLines) -> Found:
+        """The rollouts once more, without some that have no row or are by another agent than their task's."""
         found = Found()
         intakes: defaultdict[str, Intake] = defaultdict(lambda: Intake(Columns()))
         for line, record, key, agent in read_rollouts(
             self.rollouts, BadLines(bad_lines.are_skipped), once=True
         ):
             if packed(key) in odd:
-                bad_lines.take(
-                    InputError(
-                        f"{self.rollouts}:{line.number}: mixed agents: rollout {key} is by {agent}, task "
-                        f"{key.task} is {join.agent(key.task)}'s; remove the line, {SKIP_HINT}"
-                    )
-                )
+                reason = self._reason(key, agent, join, extra)
+                bad_lines.take(InputError(f"{self.rollouts}:{line.number}: {reason}, {SKIP_HINT}"))
                 continue
             found.index.add(key, line.offset)
             intakes[agent].take(*key, record)
         found.columns.update({agent: intake.columns for agent, intake in intakes.items()})
         return found
+
+    def _reason(self, key: Key, agent: str, join: Join, extra: set[int]) -> str:
+        if packed(key) in extra:
+            return f"rollout {key} without a row in {self.materialized}; remove the line"
+        owner = one_line(join.agent(key.task))
+        return (
+            f"mixed agents: rollout {key} is by {one_line(agent)}, task {key.task} is {owner}'s; "
+            "remove the line"
+        )
 
     def refuse_unjoined(self, found: Found, join: Join, allow_partial: bool) -> None:
         extra = join.without_row()
@@ -186,7 +191,8 @@ class _Source:
             more = f" and {len(extra) - len(named)} more" if len(extra) > len(named) else ""
             raise InputError(
                 f"{self.rollouts}:{lines[0]}: {counted(len(extra), 'rollout')} without a row in "
-                f"{self.materialized}: {places}{more}; name the materialized inputs of the same run"
+                f"{self.materialized}: {places}{more}; name the materialized inputs of the same run, "
+                f"{SKIP_HINT}"
             )
         missing = join.without_result()
         if len(missing) and not allow_partial:
@@ -200,7 +206,7 @@ class _Source:
 
     def _lines_of(self, keys: list[Key], index: OutputIndex) -> list[int]:
         offsets = [index.offsets[index.keys.index(packed(key))] for key in keys]
-        lines = _line_numbers(self.rollouts, offsets)
+        lines = line_numbers(self.rollouts, offsets)
         return [lines[offset] for offset in offsets]
 
     def row(self, file: IO[bytes], place: int) -> Record:
@@ -238,19 +244,6 @@ def _join(rows: Rows, found: Found) -> Join:
 
 def _has_reward(columns: Columns) -> bool:
     return _REWARD in columns.names or bool(columns.odd[_REWARD])
-
-
-def _line_numbers(path: Path, offsets: Iterable[int]) -> dict[int, int]:
-    """The numbers of the lines that begin at some offsets."""
-    wanted, found = set(offsets), dict[int, int]()
-    if not wanted:
-        return found
-    for line in read_lines(path):
-        if line.offset in wanted:
-            found[line.offset] = line.number
-            if len(found) == len(wanted):
-                return found
-    raise InputError(f"{path}: changed while it was read; profile again")
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

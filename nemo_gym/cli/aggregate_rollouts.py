@@ -71,6 +71,7 @@ def _data(done: Aggregation | None) -> dict[str, Any]:
         "agents": entries_data(done.entries),
         "files": {what: str(path) for what, path in files.items() if path is not None},
         "trackers": done.tracked,
+        "bad_lines": done.bad_lines,
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from nemo_gym.analysis.reward_profile import AgentRewards, ProfiledRewards, profile_rewards
 from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
+from nemo_gym.metrics.headline import between
 from nemo_gym.metrics.profile import Difficulty, RewardProfileConfig
 from nemo_gym.path_utils import materialized_path_for
 from nemo_gym.records import BadLines
@@ -58,7 +59,7 @@ def _as_json(done: ProfiledRewards) -> dict[str, Any]:
 def _as_text(done: ProfiledRewards) -> str:
     parts = [_completion(done.summary)]
     if done.agents:
-        header = ("agent", "tasks", "rollouts", "reward ± std err", "95 % interval", "std")
+        header = ("agent", "tasks", "rollouts", "reward", "95 % CI", "std")
         parts += ["", table(header, [_agent_row(agent) for agent in done.agents])]
         parts += ["", table(("tasks by difficulty", "tasks", "share"), _difficulty_rows(done.difficulty))]
     parts += ["", f"Profile of each task: {done.groups_path}", f"Metrics of each agent: {done.agents_path}"]
@@ -82,10 +83,9 @@ def _agent_row(agent: AgentRewards) -> list[str]:
     counts = [name, str(agent.tasks), str(agent.rollouts)]
     if reward is None:
         return [*counts, "-", "-", "-"]
-    mean = _number(reward.mean) + ("" if reward.std_err is None else f" ± {_number(reward.std_err)}")
-    is_known = reward.low is not None and reward.high is not None
-    interval = f"{_number(reward.low)} to {_number(reward.high)}" if is_known else "-"
-    return [*counts, mean, interval, _number(agent.metrics.get("std/reward"))]
+    low, high = reward.low, reward.high
+    interval = "-" if low is None or high is None else between(low, high)
+    return [*counts, _number(reward.mean), interval, _number(agent.metrics.get("std/reward"))]
 
 
 def _difficulty_rows(difficulty: Difficulty) -> list[list[str]]:

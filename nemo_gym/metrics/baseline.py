@@ -1,9 +1,12 @@
 """The metrics of one agent's rollouts: statistics of every numeric field, and an environment's own."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from nemo_gym.config_types import AggregateMetrics
+from nemo_gym.errors import InputError
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.metrics.intake import Intake
 from nemo_gym.metrics.uncertainty import ERRORS
@@ -25,17 +28,29 @@ def compute_aggregate_metrics(
     groups = {group[TASK_INDEX_KEY_NAME]: group for group in columns.groups()}
     own_metrics = dict(compute_metrics_fn(group_by_task(verify_responses))) if compute_metrics_fn else {}
     for task_metrics in own_metrics.pop("per_task_metrics", None) or []:
-        groups.setdefault(task_metrics[TASK_INDEX_KEY_NAME], {}).update(task_metrics)
+        index = _index(task_metrics, TASK_INDEX_KEY_NAME, "a dict of per_task_metrics", default=None)
+        groups.setdefault(index, {}).update(_as_json(task_metrics))
     for name in own_metrics:
         for error in ERRORS:  # how sure the replaced one was says nothing about this one
             agent_metrics.pop(f"{name}/{error}", None)
-    agent_metrics |= own_metrics
+    agent_metrics |= _as_json(own_metrics)
     pick = get_key_metrics_fn or default_key_metrics
     return AggregateMetrics(
         agent_metrics=agent_metrics,
-        key_metrics=pick(agent_metrics),
+        key_metrics=_as_json(pick(agent_metrics)),
         group_level_metrics=[groups[index] for index in sorted(groups)],
     )
+
+
+def _as_json(value: Any) -> Any:
+    """What an environment computed, as JSON has it: numpy's numbers plain, null for NaN and infinity."""
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _as_json(item) for name, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple | set) else value
 
 
 def default_key_metrics(agent_metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,16 +61,30 @@ def default_key_metrics(agent_metrics: Mapping[str, Any]) -> dict[str, Any]:
 def measured(rollouts: Iterable[dict[str, Any]]) -> Columns:
     """The numbers of rollouts; one without a task index is of task 0."""
     intake = Intake(Columns())
-    for rollout in rollouts:
-        intake.take(rollout.get(TASK_INDEX_KEY_NAME, 0), rollout.get(ROLLOUT_INDEX_KEY_NAME, 0), rollout)
+    for place, rollout in enumerate(rollouts):
+        intake.take(*_key(rollout, place), rollout)
     return intake.columns
+
+
+def _key(rollout: Mapping[str, Any], place: int) -> tuple[int, int]:
+    where = f"rollout {place} of those given"
+    return _index(rollout, TASK_INDEX_KEY_NAME, where), _index(rollout, ROLLOUT_INDEX_KEY_NAME, where)
+
+
+def _index(record: Mapping[str, Any], name: str, where: str, default: int | None = 0) -> int:
+    value = record.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise InputError(f"{where}: {name} is {value!r}; it must be a whole number")
+    return value
 
 
 def group_by_task(rollouts: Iterable[dict[str, Any]]) -> Tasks:
     """Rollouts by task, tasks in index order, each task's rollouts in theirs."""
-    tasks: dict[int, list[dict[str, Any]]] = {}
-    for rollout in rollouts:
-        tasks.setdefault(rollout.get(TASK_INDEX_KEY_NAME, 0), []).append(rollout)
+    tasks: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    for place, rollout in enumerate(rollouts):
+        task, index = _key(rollout, place)
+        tasks.setdefault(task, []).append((index, rollout))
     for members in tasks.values():
-        members.sort(key=lambda rollout: rollout.get(ROLLOUT_INDEX_KEY_NAME, 0))
-    return [tasks[index] for index in sorted(tasks)]
+        members.sort(key=itemgetter(0))
+    return [[rollout for _, rollout in tasks[index]] for index in sorted(tasks)]

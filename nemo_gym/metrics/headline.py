@@ -5,8 +5,10 @@ import math
 from nemo_gym.metrics.columns import REWARD
 from nemo_gym.metrics.summary import Summary
 from nemo_gym.metrics.uncertainty import Estimate
+from nemo_gym.terminal import counted, one_line
 
 _MOST_DECIMALS = 6
+_LARGE = 1e9
 
 
 def headline(summary: Summary) -> str:
@@ -34,7 +36,7 @@ def warnings(summary: Summary) -> list[str]:
             f"tries {gap.first_mean:.2f} (p = {gap.p_value:.2g}): what fails is not like the rest"
         )
     if summary.odd:
-        counts = ", ".join(f"{name} {count}" for name, count in summary.odd.items())
+        counts = ", ".join(f"{one_line(name)} {count}" for name, count in summary.odd.items())
         texts.append(f"warning: values that are NaN or infinite are left out: {counts}")
     return texts
 
@@ -44,17 +46,16 @@ def with_interval(estimate: Estimate, size: str) -> str:
     mean, low, high = estimate.mean, estimate.low, estimate.high
     if low is None or high is None:
         why = "; one task has no interval" if estimate.tasks == 1 else ""
-        return f"{mean:.2f} ({size}{why})"
+        return f"{_figure(mean, 2)} ({size}{why})"
     if math.isclose(high - mean, mean - low, rel_tol=1e-6, abs_tol=1e-12):
         digits = decimals(high - mean)
-        return f"{mean:.{digits}f} ± {high - mean:.{digits}f} (95 % CI, {size})"
-    digits = decimals(high - low)
-    return f"{mean:.{digits}f} (95 % CI {between(low, high)}, {size})"
+        return f"{_figure(mean, digits)} ± {_figure(high - mean, digits)} (95 % CI, {size})"
+    return f"{_figure(mean, decimals(high - low))} (95 % CI {between(low, high)}, {size})"
 
 
 def between(low: float, high: float) -> str:
     digits = decimals(high - low)
-    return f"{low:.{digits}f}–{high:.{digits}f}"
+    return f"{_figure(low, digits)}–{_figure(high, digits)}"
 
 
 def decimals(size: float) -> int:
@@ -64,12 +65,18 @@ def decimals(size: float) -> int:
     return min(_MOST_DECIMALS, max(2, 1 - math.floor(math.log10(size))))
 
 
+def _figure(value: float, digits: int) -> str:
+    """With so many decimals, unless it is too large or too small to be read so."""
+    is_plain = value == 0 or 10.0**-_MOST_DECIMALS <= abs(value) < _LARGE
+    return f"{value:.{digits}f}" if is_plain else f"{value:.3g}"
+
+
 def _size(summary: Summary) -> str:
-    tasks = f"{summary.tasks} task{'' if summary.tasks == 1 else 's'}"
+    tasks = counted(summary.tasks, "task")
     expected = summary.rollouts + summary.missing
     if expected == summary.tasks * summary.most_rollouts:
         return f"{tasks} × {summary.most_rollouts}"
-    return f"{tasks}, {summary.rollouts} rollouts"
+    return f"{tasks}, {counted(summary.rollouts, 'rollout')}"
 
 
 def _whole_percent(share: float) -> str:

@@ -103,14 +103,14 @@ def add_avg_sample_std_dev(
 ) -> None:
     """Add the mean over tasks of the sample standard deviation of a task's first k values, for k ≥ 2.
 
-    That of one value is 0, which is what a task with no more counts as.
+    It is in the unit of the scores. A task with one value has none, and is left out.
     """
     for name in score_names:
-        curves = map(_std_curve, _values(all_score_dicts, name))
+        curves = [_std_curve(values) for values in _values(all_score_dicts, name) if len(values) > 1]
         for k, values in enumerate(_held(curves, max_k), 1):
             if k > 1:
                 metric = f"{_AVERAGE.format(k=k)}/{name}/avg_sample_std_dev"
-                _put_finite(metrics, {metric: _percentage(values)})
+                _put_finite(metrics, {metric: estimate_task_mean(values).mean})
 
 
 def highest_k_metrics(

@@ -1,7 +1,8 @@
 """Statistics of columns of numbers, over all rollouts and for each task.
 
 Loads numpy, so it is itself loaded only where something is computed. NaN in a column is a value that is
-missing. A mean is that of the exact sum: the order of the values changes no digit.
+missing. Sums are exact over all rollouts and carry what rounding takes from them within a task; all else is
+computed from sorted values. So the order in which rollouts arrive changes no digit.
 """
 
 import math

@@ -23,6 +23,7 @@ from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.journal import write_whole
 from nemo_gym.metrics import Columns, GroupTable, Summary, default_key_metrics, summarize
+from nemo_gym.terminal import one_line
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     RESPONSE_KEY_NAME,
@@ -53,6 +54,8 @@ class AgentRollouts:
     metrics of its own."""
     planned: int | None = None
     """How many there should be; None where nobody knows."""
+    is_asked: bool = True
+    """Whether the agent is first asked if it has metrics of its own; else it is told to compute them."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +116,19 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
     if client is None:
         return await _default_entry(agent, rollouts, "no server was there to ask for its own")
     try:
-        if not rollouts.columns or not await _has_own_metrics(client, agent):
+        if not rollouts.columns or (rollouts.is_asked and not await _has_own_metrics(client, agent)):
             return await _default_entry(agent, rollouts)
     except NeMoGymError as error:
         return await _default_entry(agent, rollouts, _reason(error))
-    body = await asyncio.to_thread(_request_body, rollouts)
     try:
+        body = await asyncio.to_thread(_request_body, rollouts)
         response = await client.post(agent, _PATH, json=body, timeout=_COMPUTATION_S)
         response.raise_for_status()
         own = AggregateMetrics.model_validate(await response.json())
-    except (NeMoGymError, ValueError) as error:
-        logger.warning("%s: its own metrics could not be computed, the default ones were: %s", agent, error)
-        return await _default_entry(agent, rollouts, _reason(error))
+    except (NeMoGymError, ValueError, OSError) as error:
+        reason = _reason(error)
+        logger.warning("%s: its own metrics could not be computed, the default ones were: %s", agent, reason)
+        return await _default_entry(agent, rollouts, reason)
     summary = await asyncio.to_thread(summarize, agent, rollouts.columns, rollouts.planned)
     return Entry(agent, summary, own.agent_metrics, own.key_metrics, own.group_level_metrics)
 
@@ -164,7 +168,7 @@ async def _default_entry(agent: str, rollouts: AgentRollouts, missing: str | Non
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 

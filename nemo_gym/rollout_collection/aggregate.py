@@ -22,8 +22,9 @@ from nemo_gym.records import BadLines
 from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.manifest import Manifest
-from nemo_gym.rollout_collection.shards import Settled, ShardLines, Shards
+from nemo_gym.rollout_collection.shards import ShardLines, Shards
 from nemo_gym.rollout_collection.tracking import track_run
+from nemo_gym.terminal import counted
 from nemo_gym.trackers import warn_early
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ _COMPANIONS = (
     "_status.json",
 )
 """Endings of files that stand beside rollouts and hold none."""
+_MOST_NAMED = 10
 _SET_ASIDE = (".bak", ".torn")
 """Endings of what a later run has replaced or could not use."""
 
@@ -57,6 +59,8 @@ class Aggregation:
     """The metrics of each agent."""
     tracked: list[str]
     """What is to be said of the trackers."""
+    bad_lines: int
+    """Lines that were left out."""
 
 
 class RolloutAggregationHelper(BaseModel):
@@ -81,7 +85,8 @@ def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
     for text in warn_early(config):
         notice(text)
     shards = Shards(find_shards(config, notice), BadLines(config.skip_bad_lines))
-    for text in (*_settlement(shards.load()), *shards.bad_lines.told()):
+    shards.load()
+    for text in (*_settlement(shards), *shards.bad_lines.told()):
         notice(text)
     return shards
 
@@ -109,12 +114,14 @@ async def aggregate_shards(
         lines = ShardLines(shards) if config.upload_rollouts_to_wandb else None
         merged = output if config.merge_shards else None
         tracked = await track_run(config, config, entries, lines, merged)
-    return Aggregation(metrics_path, merged, entries, tracked)
+    return Aggregation(metrics_path, merged, entries, tracked, shards.bad_lines.count)
 
 
 def missing_by_agent(shards: Shards) -> Counter[str] | None:
     """How many rollouts of each agent the shards should have and do not; None where that is not known."""
     missing: Counter[str] = Counter()
+    if shards.settled.copies or shards.settled.repeated:
+        return None  # what is there twice may stand for what is not there
     for path, found in zip(shards.paths, shards.found_by_agent, strict=True):
         manifest = Manifest.load(manifest_path_for(path))
         planned = manifest.planned_by_agent() if manifest is not None else {}
@@ -174,8 +181,14 @@ def _client_around() -> ServerClient | None:
         return None
 
 
-def _settlement(settled: Settled) -> list[str]:
-    texts = []
+def _settlement(shards: Shards) -> list[str]:
+    settled, texts = shards.settled, []
+    if settled.repeated:
+        texts.append(
+            f"warning: {counted(len(settled.repeated), 'rollout')} with a key that stands earlier in the "
+            "same file, which a run does not leave:"
+        )
+        texts += [f"  {text}" for text in shards.repeated_lines(_MOST_NAMED)]
     if settled.copies:
         texts.append(f"Rollouts that stand in the shards more than once and count once: {settled.copies}.")
     if settled.renumbered_tasks:

@@ -116,7 +116,7 @@ class RolloutCollectionHelper(BaseModel):
                 by_agent.setdefault(agent, []).append({**result, **_indices(row)})
         path = aggregate_metrics_path_for(output_fpath)
         agents = {
-            agent: AgentRollouts(measured(records), partial(iter, records))
+            agent: AgentRollouts(measured(records), partial(iter, records), is_asked=False)
             for agent, records in by_agent.items()
         }
         await write_aggregate_metrics(path, agents, self.setup_server_client())

@@ -18,7 +18,7 @@ from nemo_gym.config import dump_config, mask_secrets, secret_values
 from nemo_gym.config.hints import close_matches
 from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
 from nemo_gym.http import RetryPolicy
-from nemo_gym.journal import Journal
+from nemo_gym.journal import Journal, set_aside
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of
 from nemo_gym.rollout_collection.agent_metrics import (
@@ -45,6 +45,7 @@ from nemo_gym.rollout_collection.status import StatusFile, exclusive
 from nemo_gym.rollout_collection.tracking import track_run, tracker_config
 from nemo_gym.rollout_collection.waiting import ServedLimits
 from nemo_gym.rollout_collection.worker import WorkerSetup
+from nemo_gym.terminal import one_line
 from nemo_gym.trackers import warn_early
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Collected:
     """The metrics of each agent; None where nothing was aggregated."""
     tracked: list[str] = field(default_factory=list)
     """What is to be said of the trackers."""
+    warnings: list[str] = field(default_factory=list)
 
 
 class Recorder:
@@ -85,6 +87,8 @@ class Recorder:
             left_alone=owed.left_alone_by_class,
         )
         self.progress = Progress(owed.to_run, owed.by_agent.copy(), prepared.found.columns)
+        self.missing = owed.by_agent + owed.left_alone_by_agent
+        """Rollouts of the plan that have not succeeded, by agent."""
         self.trouble: NeMoGymError | None = None
         self.is_over_budget = False
         self.on_trouble: Callable[[], None] = lambda: None
@@ -124,6 +128,7 @@ class Recorder:
             self._prepared.found.index.add(key, offset)
             columns = self._prepared.found.columns[outcome.agent]
             columns.add(*key, outcome.numbers, outcome.odd, outcome.is_retried)
+            self.missing[outcome.agent] -= 1
         elif outcome.is_kept:
             if self._failures is None:
                 self._failures = self._files.enter_context(Journal(self._failures_path))
@@ -260,33 +265,55 @@ class Collection:
         output = Path(self._config.output_jsonl_fpath)
         rollouts = Rollouts(output, prepared.found.index.sorted_offsets())
         collected = Collected(rollouts, ledger, output, stopped_by)
-        if not self._config.disable_aggregation and stopped_by is None and len(rollouts):
-            if client is None:
-                client = await opened.enter_async_context(self._servers.open())
-            collected.entries = await self._aggregate(prepared, rollouts, client)
         state = "complete" if ledger.is_complete else "incomplete"
         prepared.manifest.save(state=state, ledger=ledger.as_data())
-        if collected.entries is not None:
-            lines = rollouts.lines() if self._config.upload_rollouts_to_wandb else None
-            trackers = tracker_config(self._config, self._servers.values)
-            collected.tracked = await track_run(trackers, self._config, collected.entries, lines, output)
+        if stopped_by is not None and ledger.succeeded_now:
+            set_aside([aggregate_metrics_path_for(output)])  # it says nothing of the rollouts since
+        elif not self._config.disable_aggregation and stopped_by is None and len(rollouts):
+            try:
+                await self._measure(collected, prepared, recorder, client, opened)
+            except Exception as error:  # the boundary of the metrics: the rollouts are there without them
+                logger.debug("metrics", exc_info=True)
+                collected.warnings.append(
+                    f"warning: the metrics could not be computed: {error!s}; ng_aggregate_rollouts "
+                    f"+input_glob={output} +merge_shards=false +output_jsonl_fpath={output} does it again"
+                )
         return collected
 
-    async def _aggregate(self, prepared: Prepared, rollouts: Rollouts, client: ServerClient) -> list[Entry]:
-        planned = prepared.manifest.planned_by_agent()
+    async def _measure(
+        self,
+        collected: Collected,
+        prepared: Prepared,
+        recorder: Recorder,
+        client: ServerClient | None,
+        opened: AsyncExitStack,
+    ) -> None:
+        """Compute and write the metrics, then tell the trackers."""
+        if client is None:
+            try:
+                client = await opened.enter_async_context(self._servers.open())
+            except NeMoGymError as error:
+                logger.warning("No server can be asked for its own metrics: %s", one_line(str(error)))
         found = prepared.found.columns
         agents = {
-            agent: AgentRollouts(found[agent], _records_of(agent, rollouts), planned.get(agent))
-            for agent in dict.fromkeys([*found, *planned])
+            agent: AgentRollouts(
+                found[agent],
+                _records_of(agent, collected.rollouts),
+                planned=len(found[agent]) + recorder.missing[agent],
+            )
+            for agent in dict.fromkeys([*found, *recorder.missing])
             if agent
         }
-        path, about = aggregate_metrics_path_for(rollouts.path), prepared.manifest.data
+        path, about = aggregate_metrics_path_for(collected.output), prepared.manifest.data
         entries = await agent_entries(agents, client)
         written = about.get(METRICS_WRITTEN)
         if written is None or written != fingerprint(path, entries):  # else it would be the same file
             await asyncio.to_thread(write_entries, path, entries)
-        about[METRICS_WRITTEN] = fingerprint(path, entries)
-        return entries
+        collected.entries = entries
+        prepared.manifest.save(**{METRICS_WRITTEN: fingerprint(path, entries)})
+        lines = collected.rollouts.lines() if self._config.upload_rollouts_to_wandb else None
+        trackers = tracker_config(self._config, self._servers.values)
+        collected.tracked = await track_run(trackers, self._config, entries, lines, collected.output)
 
 
 def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[str, Any]]]:

@@ -9,6 +9,7 @@ import time
 from typing import TextIO
 
 from nemo_gym.rollout_collection.progress import Snapshot
+from nemo_gym.terminal import one_line
 
 LABEL = "Collecting rollouts"
 LINE_EVERY_S = 10.0
@@ -104,11 +105,11 @@ def details(snapshot: Snapshot) -> str:
     rewards, others = [], []
     for agent, means in snapshot.means.items():
         prefix = f"{agent} " if several else ""
-        shown = [f"{prefix}{name} {mean:.3g}" for name, mean in means.items()]
+        shown = [one_line(f"{prefix}{name} {mean:.3g}") for name, mean in means.items()]
         rewards += shown[:1]
         others += shown[1:]
     if len(snapshot.left) > 1:
-        others.append("left " + ", ".join(f"{agent} {count}" for agent, count in snapshot.left))
+        others.append("left " + ", ".join(f"{one_line(agent)} {count}" for agent, count in snapshot.left))
     return ", ".join([*rewards, *words, *others])
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
+from nemo_gym.terminal import one_line
 
 _FEWEST = 20
 """Rollouts that must have been started before a share of them says anything."""
@@ -81,7 +82,9 @@ class Ledger:
     def __str__(self) -> str:
         failed = self.failed
         kinds = (
-            f" ({', '.join(f'{number} {kind}' for kind, number in failed.most_common())})" if failed else ""
+            f" ({', '.join(f'{number} {one_line(kind)}' for kind, number in failed.most_common())})"
+            if failed
+            else ""
         )
         return (
             f"{self.planned} planned = {self.succeeded} succeeded + {failed.total()} failed{kinds} "
@@ -90,7 +93,7 @@ class Ledger:
 
     def worst(self, number: int = 5) -> list[str]:
         """The most frequent causes, each with its count."""
-        return [f"{count} x {cause}" for cause, count in self.causes.most_common(number)]
+        return [f"{count} x {one_line(cause)}" for cause, count in self.causes.most_common(number)]
 
 
 def _brief(message: str) -> str:

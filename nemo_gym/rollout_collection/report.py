@@ -34,7 +34,7 @@ def report(collected: "Collected") -> list[str]:
     lines.append(f"Result: {ledger}")
     lines += [f"  {cause}" for cause in ledger.worst()]
     lines += [f"{what}: {path}" for what, path in _files(collected)]
-    lines += collected.tracked
+    lines += [*collected.warnings, *collected.tracked]
     if not ledger.is_complete:
         can_resume = ledger.succeeded + ledger.left_alone.total() < ledger.planned
         lines.append(f"Not all rollouts succeeded. {RESUME_HINT if can_resume else ''}".rstrip())
@@ -49,6 +49,7 @@ def report_data(collected: "Collected") -> dict[str, Any]:
         "agents": entries_data(collected.entries or []),
         "files": {what.lower().replace(" ", "_"): str(path) for what, path in _files(collected)},
         "trackers": collected.tracked,
+        "warnings": collected.warnings,
     }
 
 

@@ -69,7 +69,8 @@ class PastFailures:
 
     def take(self, key: Key, record: Record) -> None:
         name, failure_class = packed(key), str(record.get(NG_FAILURE_CLASS_KEY) or "data")
-        self.attempts[name] = self.attempts.get(name, 0) + _count(record.get("attempts"))
+        if failure_class != "cancelled":  # which says that the run was stopped, nothing about the rollout
+            self.attempts[name] = self.attempts.get(name, 0) + _count(record.get("attempts"))
         if record.get(NG_TERMINAL_KEY):
             self.terminal[name] = failure_class
         if failure_class not in OUTAGES:
@@ -123,6 +124,7 @@ class Owed:
     """Rollouts to run."""
     planned: int = 0
     left_alone_by_class: Counter[str] = field(default_factory=Counter)
+    left_alone_by_agent: Counter[str] = field(default_factory=Counter)
     not_planned: int = 0
     """Rollouts in the output that the plan does not have."""
 
@@ -139,6 +141,7 @@ class Owed:
                 done_of_plan += 1
             elif name in self.left_alone:
                 self.left_alone_by_class[self.left_alone[name]] += 1
+                self.left_alone_by_agent[agent_of(_row(line, self.materialized))] += 1
             else:
                 self.by_agent[agent_of(_row(line, self.materialized))] += 1
         self.not_planned = len(self.done) - done_of_plan

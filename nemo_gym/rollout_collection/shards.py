@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import InputError
+from nemo_gym.journal import line_numbers
 from nemo_gym.metrics import Columns, Intake
 from nemo_gym.records import BadLines, Key, agent_of, packed, parsed, unpacked
 from nemo_gym.rollout_collection.scan import find_rollouts
@@ -44,6 +45,8 @@ class Settled:
     copies: int = 0
     """Records that stood there before, identical."""
     renumbered_tasks: int = 0
+    repeated: dict[int, int] = field(default_factory=dict)
+    """Places of rollouts whose key stands earlier in the same shard, with that earlier place."""
 
 
 @dataclass
@@ -116,8 +119,12 @@ class Shards:
         kept: list[int] = []
         for _, group in groupby(members, self._keys.__getitem__):
             same_key: dict[str, int] = {}
+            in_shard: dict[int, int] = {}
             for place in sorted(group):
                 same_key.setdefault(_canonical(self._line(place)), place)
+                first = in_shard.setdefault(self._shard(place), place)
+                if first != place:
+                    self.settled.repeated[place] = first
             kept += same_key.values()
         self.settled.copies += len(members) - len(kept)
         if len({self._keys[place] for place in kept}) == len(kept):
@@ -138,6 +145,15 @@ class Shards:
             record = parsed(rollout.line)
             intakes[agent_of(record)].take(*rollout.key, record)
         self.columns = defaultdict(Columns, {agent: intake.columns for agent, intake in intakes.items()})
+
+    def repeated_lines(self, most: int) -> list[str]:
+        """Where keys stand that stand earlier in the same shard, for people; so many of them at most."""
+        texts = []
+        for place, first in list(self.settled.repeated.items())[:most]:
+            path, offset, earlier = self.paths[self._shard(place)], self._offsets[place], self._offsets[first]
+            lines = line_numbers(path, (offset, earlier))
+            texts.append(f"{path}:{lines[offset]}: the same rollout as in line {lines[earlier]}")
+        return texts
 
     def __iter__(self) -> Iterator[ShardRollout]:
         """Every rollout, sorted by key, read now."""

@@ -14,13 +14,12 @@ from nemo_gym.trackers import AgentFigures, TrackedRun, TrackerConfig, publish
 
 
 def tracker_config(config: TrackerConfig, values: Mapping[str, Any]) -> TrackerConfig:
-    """Where the run is tracked: as its own settings say, else as the configuration of the servers does."""
-    names = TrackerConfig.model_fields
-    own = {name: getattr(config, name) for name in names}
-    if any(own.values()):
-        return TrackerConfig(**own)
-    around = {name: values.get(name) for name in names}
-    return TrackerConfig(**{name: None if value == MASK else value for name, value in around.items()})
+    """Where the run is tracked: as its own settings say, and where they are silent those of the servers."""
+    settings = {}
+    for name in TrackerConfig.model_fields:
+        around = values.get(name)
+        settings[name] = getattr(config, name) or (None if around == MASK else around)
+    return TrackerConfig(**settings)
 
 
 async def track_run(

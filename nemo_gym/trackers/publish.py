@@ -11,6 +11,7 @@ from threading import Thread
 
 from nemo_gym.config import redact, secret_values
 from nemo_gym.extras import missing_extra
+from nemo_gym.terminal import one_line
 from nemo_gym.trackers.config import TrackerConfig
 from nemo_gym.trackers.mlflow import MlflowTracker, needed_modules
 from nemo_gym.trackers.tracker import TrackedRun, Tracker, track
@@ -121,5 +122,5 @@ def _warning(service: str, reason: str) -> str:
 
 def _reason(error: BaseException, secrets: Iterable[str]) -> str:
     """One line of it; cut only when it holds no secret any more, which half a secret would not show."""
-    text = " ".join(redact(str(error), secrets).split()).rstrip(".") or type(error).__name__
+    text = one_line(redact(str(error), secrets)).rstrip(".") or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"

@@ -549,3 +549,16 @@ def test_the_line_in_the_documentation_reads_it(tmp_path: Path, reader: str) -> 
     script = f"import {reader}\nprint(len({line}))"
     done = run_python(tmp_path, script, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+OLDEST = {
+    "reward": 1.0,
+    "output": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
+}
+
+
+def test_rollouts_from_before_there_were_keys_are_exported_too(tmp_path: Path) -> None:
+    table = exported(tmp_path, OLDEST, {**OLDEST, "reward": 0.0})
+    assert table.column("task_index").to_pylist() == table.column("agent").to_pylist() == [None, None]
+    assert table.column("reward").to_pylist() == [1.0, 0.0]
+    assert [item["text"] for item in table.column("transcript").to_pylist()[0]] == ["2 + 2?", "4"]

@@ -248,6 +248,14 @@ def test_results_without_a_row_are_refused_though_partial_is_allowed(files: File
     files.assert_refused("run.jsonl:1: 1 rollout without a row", partial=True)
 
 
+def test_results_without_a_row_are_left_out_on_demand(files: Files) -> None:
+    files.write([row(0, 0)], [result(0, 1), result(0, 0, 0.25)])
+    bad_lines = BadLines(are_skipped=True)
+    done = files.profile(bad_lines)
+    assert done.summary["completed_rollouts"] == 1
+    assert "run.jsonl:1: rollout 0:1 without a row in " in bad_lines.told()[1]
+
+
 def test_files_that_are_not_there_say_which_run_leaves_them(files: Files) -> None:
     files.assert_refused("run.jsonl: no such file", "ng_collect_rollouts wrote")
     files.write([row(0, 0)], [result(0, 0)])

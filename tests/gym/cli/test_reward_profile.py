@@ -43,9 +43,9 @@ def test_profile_is_shown_and_written_beside_the_rollouts(ng: Ng, tmp_path: Path
         "7 of 10 rollouts are there, 3 missing.\n"
         "Of 5 tasks, 3 are complete, 1 partial, 1 without a rollout.\n"
         "\n"
-        "agent  tasks  rollouts  reward ± std err  95 % interval  std\n"
-        "─────  ─────  ────────  ────────────────  ─────────────  ──────\n"
-        "adder  4      7         0.5714 ± 0.2472   0 to 1         0.5345\n"
+        "agent  tasks  rollouts  reward  95 % CI    std\n"
+        "─────  ─────  ────────  ──────  ─────────  ──────\n"
+        "adder  4      7         0.5714  0.01–1.00  0.5345\n"
         "\n"
         "tasks by difficulty  tasks  share\n"
         "───────────────────  ─────  ─────\n"
@@ -68,7 +68,7 @@ def test_complete_run_needs_no_flag_and_one_line(ng: Ng, run: Path) -> None:
     done = ng("reward_profile", ROLLOUTS, "+materialized_inputs_jsonl_fpath=run_materialized_inputs.jsonl")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("All 10 rollouts of 5 tasks are there.\n\nagent  tasks")
-    assert "other  1      2         0.5               -              0\n" in done.out
+    assert "other  1      2         0.5     -          0\n" in done.out
 
 
 def test_json_is_all_that_is_printed(ng: Ng, run: Path) -> None:

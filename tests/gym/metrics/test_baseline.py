@@ -3,11 +3,13 @@ import math
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_gym.config_types import AggregateMetrics
+from nemo_gym.errors import InputError
 from nemo_gym.metrics import compute_aggregate_metrics, default_key_metrics
 from nemo_gym.metrics.uncertainty import estimate_mean
 
@@ -252,3 +254,30 @@ def test_statistics_agree_with_their_definitions(rollouts: list[dict[str, Any]])
     for task, group in groups.items():
         members = [one for one in rollouts if one["_ng_task_index"] == task]
         assert group == pytest.approx(slow_statistics(members), rel=1e-9, abs=1e-6)
+
+
+def test_numbers_of_numpy_from_a_hook_are_plain_ones() -> None:
+    def own(tasks: Any) -> dict[str, Any]:
+        per_task = [{"_ng_task_index": 0, "best": np.float32(0.5)}]
+        found = {"count": np.int64(3), "is_good": np.bool_(True), "all": np.array([1, 2]), "odd": np.nan}
+        return {**found, "per_task_metrics": per_task}
+
+    metrics = compute_aggregate_metrics(EXAMPLE, own, lambda found: {"count": found["count"], "x": np.inf})
+    found = metrics.agent_metrics
+    assert (found["count"], found["is_good"], found["all"], found["odd"]) == (3, True, [1, 2], None)
+    assert metrics.group_level_metrics[0]["best"] == 0.5
+    assert metrics.key_metrics == {"count": 3, "x": None}
+    json.dumps(metrics.model_dump(), allow_nan=False)
+
+
+@pytest.mark.parametrize("index", ["0", 1.0, 2**63, [1]])
+def test_index_that_is_no_whole_number_is_named(index: Any) -> None:
+    with pytest.raises(InputError, match=r"rollout 1 of those given: _ng_task_index is "):
+        compute_aggregate_metrics([rollout(0, 1.0), rollout(index, 1.0)])
+
+
+def test_index_of_none_is_a_missing_one() -> None:
+    none: Any = None
+    seen: list[Any] = []
+    compute_aggregate_metrics([rollout(none, 1.0), rollout(0, 0.0)], lambda tasks: seen.extend(tasks) or {})
+    assert [len(task) for task in seen] == [2]

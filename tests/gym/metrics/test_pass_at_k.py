@@ -183,9 +183,10 @@ def test_spread_of_very_small_and_very_large_scores_keeps_its_digits(unit: float
         rewarded([unit, 3 * unit], [unit, 3 * unit])
     )
     add_avg_sample_std_dev(metrics, scores, names, max_k)
-    expected = pytest.approx(100 * math.sqrt(2) * unit, rel=1e-12, abs=0)
-    assert metrics["pass@1[avg-of-2]/accuracy/avg_sample_std_dev"] == expected
-    assert metrics["pass@1[avg-of-2]/accuracy/std_dev_across_runs"] == expected
+    spread = math.sqrt(2) * unit
+    metric = "pass@1[avg-of-2]/accuracy"
+    assert metrics[f"{metric}/avg_sample_std_dev"] == pytest.approx(spread, rel=1e-12, abs=0)
+    assert metrics[f"{metric}/std_dev_across_runs"] == pytest.approx(100 * spread, rel=1e-12, abs=0)
 
 
 def test_values_that_are_not_all_zero_or_one_pass_by_the_best_of_the_first_k() -> None:
@@ -422,8 +423,8 @@ def test_runs_and_spreads_agree_with_their_definitions(tasks: Tasks) -> None:
         assert metrics.get(f"{metric}/std_dev_across_runs") == pytest.approx(spread)
         assert metrics.get(f"{metric}/std_err_across_runs") == pytest.approx(error)
         groups = [[own["accuracy"] for own in task if own][:k] for task in scores]
-        spreads = [statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups if group]
-        expected = 100 * statistics.fmean(spreads) if k > 1 else None
+        spreads = [statistics.stdev(group) for group in groups if len(group) > 1]
+        expected = statistics.fmean(spreads) if spreads else None
         assert metrics.get(f"{metric}/avg_sample_std_dev") == pytest.approx(expected, abs=1e-9)
 
 
@@ -444,9 +445,9 @@ def test_average_spread_within_a_task() -> None:
     added = {key: value for key, value in metrics.items() if key not in before}
     half, third = math.sqrt(1 / 2), math.sqrt(1 / 3)
     assert added == {
-        "pass@1[avg-of-2]/accuracy/avg_sample_std_dev": pytest.approx(100 * half / 3),
-        "pass@1[avg-of-3]/accuracy/avg_sample_std_dev": pytest.approx(100 * 2 * third / 3),
-        "pass@1[avg-of-4]/accuracy/avg_sample_std_dev": pytest.approx(100 * 2 * 0.5 / 3),
+        "pass@1[avg-of-2]/accuracy/avg_sample_std_dev": pytest.approx(half / 2),
+        "pass@1[avg-of-3]/accuracy/avg_sample_std_dev": pytest.approx(third),
+        "pass@1[avg-of-4]/accuracy/avg_sample_std_dev": pytest.approx(0.5),
     }
 
 

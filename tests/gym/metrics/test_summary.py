@@ -173,7 +173,12 @@ def test_data_of_any_rewards_is_json(tasks: list[list[float | None]], planned: i
 
 @pytest.mark.parametrize(
     ("low", "high", "told"),
-    [(0.6, 0.64, "0.60–0.64"), (0.601, 0.602, "0.6010–0.6020"), (1.0, 1.0, "1.00–1.00")],
+    [
+        (0.6, 0.64, "0.60–0.64"),
+        (0.601, 0.602, "0.6010–0.6020"),
+        (1.0, 1.0, "1.00–1.00"),
+        (0.0, 3e300, "0.00–3e+300"),
+    ],
 )
 def test_figures_have_the_decimals_that_tell_them_apart(low: float, high: float, told: str) -> None:
     assert between(low, high) == told

@@ -351,3 +351,38 @@ def test_collected_shard_is_not_replaced_by_the_merged_output() -> None:
     with pytest.raises(ConfigError, match=r"s0\.jsonl is one of the shards.*choose another"):
         aggregate("s*.jsonl", output="s0.jsonl")
     assert Path("s0.jsonl").read_bytes() == before
+
+
+def planned(name: str, **by_agent: int) -> None:
+    Path(f"{name}_manifest.json").write_text(json.dumps({"materialized_inputs": {"by_agent": by_agent}}))
+
+
+def test_what_shards_are_missing_is_told_where_their_manifests_are_beside_them() -> None:
+    write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0, 0.0)])
+    write_shard("b.jsonl", [rollout(2, 0)])
+    planned("a", agent=2)
+    assert "coverage" not in entries(aggregate("?.jsonl"))[0]  # nobody knows what b was to have
+    planned("b", agent=3)
+    (entry,) = entries(aggregate("?.jsonl"))
+    assert (entry["coverage"]["planned"], entry["coverage"]["missing"]) == (5, 2)
+
+
+def test_key_that_stands_twice_in_one_shard_is_named_with_its_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
+    planned("a", agent=5)
+    (entry,) = entries(aggregate("a.jsonl"))
+    assert "a.jsonl:3: the same rollout as in line 1" in caplog.text
+    assert "a.jsonl:4: the same rollout as in line 2" in caplog.text
+    assert "coverage" not in entry
+
+
+def test_lines_that_are_no_rollouts_are_left_out_on_demand(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0)], end='{"torn": ')
+    Path("b.jsonl").write_text("no JSON\n" + json.dumps(rollout(2, 0, 0.0)) + "\n\n[]\n")
+    path = aggregate("?.jsonl", skip_bad_lines=True)
+    assert keys(read("all.jsonl")) == [(0, 0), (1, 0), (2, 0)]
+    assert entries(path)[0]["agent_metrics"]["mean/reward"] == pytest.approx(2 / 3)
+    assert "warning: 3 lines left out:" in caplog.text
+    assert all(place in caplog.text for place in ("a.jsonl:3: ", "b.jsonl:1: ", "b.jsonl:4: "))

@@ -95,3 +95,45 @@ def test_values_that_are_not_finite_are_counted(playground: Playground, capsys: 
     assert "values that are NaN or infinite are left out: speed 1" in capsys.readouterr().err
     metrics = entry(playground)["agent_metrics"]
     assert (metrics["non_finite/speed"], metrics["mean/speed"]) == (1, 3.0)
+
+
+def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.collect()
+    metrics = playground.output.with_name("rollouts_aggregate_metrics.json")
+    metrics.unlink()
+    (metrics / "in the way").mkdir(parents=True)
+    playground.give(*(row(text) for text in "abcd"))
+    capsys.readouterr()
+    assert len(playground.collect(resume_from_cache=True)) == 4
+    told = capsys.readouterr().err
+    assert "warning: the metrics could not be computed: " in told
+    assert "Result: 4 planned = 4 succeeded" in told
+    assert json.loads(playground.manifest.read_text())["state"] == "complete"
+
+
+def test_rollouts_outside_the_plan_do_not_hide_what_is_missing(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.collect(num_repeats=2)
+    playground.give(row("a"), row("b"), row("d"), row("e"))
+    playground.answer("2:1", "no rollout", status=400)
+    playground.answer("3:0", "no rollout", status=400)
+    capsys.readouterr()
+    playground.collect(resume_from_cache=True, allow_changed_inputs=True)
+    told = capsys.readouterr().err
+    assert "4 planned = 3 succeeded + 1 failed" in told
+    assert entry(playground)["coverage"]["missing"] == 1
+
+
+def test_metrics_of_before_do_not_stay_beside_the_rollouts_of_a_stopped_run(playground: Playground) -> None:
+    playground.collect()
+    metrics = playground.output.with_name("rollouts_aggregate_metrics.json")
+    assert metrics.exists()
+    playground.give(*(row(text) for text in "abcdefgh"))
+    for number in range(4, 8):
+        playground.answer(f"{number}:0", "no rollout", status=400)
+    playground.collect(resume_from_cache=True, max_failure_rate=1, num_samples_in_parallel=1)
+    assert len(records_of(playground.output)) > 3
+    assert not metrics.exists()
