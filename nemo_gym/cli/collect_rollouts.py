@@ -69,7 +69,7 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
             print("\n".join(report(collected)), flush=True)
     except BrokenPipeError:  # whoever read it has had enough; the exit code still tells
         discard_output()
-    exit_code = 0 if collected.ledger.is_complete else 1
+    exit_code = 0 if collected.ledger.is_complete and not collected.warnings else 1
     leaving.within(_LEAVE_S, exit_code)
     return exit_code
 

@@ -73,6 +73,7 @@ class Collected:
     tracked: list[str] = field(default_factory=list)
     """What is to be said of the trackers."""
     warnings: list[str] = field(default_factory=list)
+    """What the run should have left besides its rollouts, and could not."""
 
 
 class Recorder:
@@ -268,15 +269,18 @@ class Collection:
         state = "complete" if ledger.is_complete else "incomplete"
         prepared.manifest.save(state=state, ledger=ledger.as_data())
         if stopped_by is not None and ledger.succeeded_now:
-            set_aside([aggregate_metrics_path_for(output)])  # it says nothing of the rollouts since
+            with suppress(OSError):
+                set_aside([aggregate_metrics_path_for(output)])  # it says nothing of the rollouts since
         elif not self._config.disable_aggregation and stopped_by is None and len(rollouts):
             try:
                 await self._measure(collected, prepared, recorder, client, opened)
             except Exception as error:  # the boundary of the metrics: the rollouts are there without them
                 logger.debug("metrics", exc_info=True)
+                again = f"ng_aggregate_rollouts +input_glob={output} +output_jsonl_fpath={output}"
+                reason = one_line(str(error)) or type(error).__name__
                 collected.warnings.append(
-                    f"warning: the metrics could not be computed: {error!s}; ng_aggregate_rollouts "
-                    f"+input_glob={output} +merge_shards=false +output_jsonl_fpath={output} does it again"
+                    f"warning: the metrics could not be computed: {reason}; to try again: {again} "
+                    "+merge_shards=false"
                 )
         return collected
 

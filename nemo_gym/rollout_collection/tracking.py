@@ -18,7 +18,7 @@ def tracker_config(config: TrackerConfig, values: Mapping[str, Any]) -> TrackerC
     settings = {}
     for name in TrackerConfig.model_fields:
         around = values.get(name)
-        settings[name] = getattr(config, name) or (None if around == MASK else around)
+        settings[name] = getattr(config, name) or (None if around in (None, MASK) else str(around))
     return TrackerConfig(**settings)
 
 
