@@ -83,7 +83,7 @@ class BadLines:
             raise error
         self.count += 1
         if len(self.first) < _MOST_NAMED:
-            self.first.append(str(error))
+            self.first.append(str(error).removesuffix(f", {SKIP_HINT}"))
 
     def told(self) -> list[str]:
         """What was left out, in lines for people."""

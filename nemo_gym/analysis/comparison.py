@@ -99,6 +99,8 @@ class Flips:
     improvement_count: int
     unchanged_count: int
     """Tasks with the same mean in both."""
+    other_count: int
+    """Tasks whose mean changed without crossing the middle."""
     regressions: list[Flip]
     """Solved in A, not in B: the largest changes first, no more than were asked for."""
     improvements: list[Flip]
@@ -145,8 +147,8 @@ class Comparison:
 
 
 def compare_runs(
-    a: Path,
-    b: Path,
+    a: Path | str,
+    b: Path | str,
     *,
     metric: str = "reward",
     agent_name: str | None = None,
@@ -158,6 +160,7 @@ def compare_runs(
     Agents are paired by name; where each file has one, they are paired whatever their names. Of the flipped
     tasks `most_flips` are listed in either direction.
     """
+    a, b = Path(a), Path(b)
     bad_lines = BadLines() if bad_lines is None else bad_lines
     runs = _Run.read(a, bad_lines, agent_name), _Run.read(b, bad_lines, agent_name)
     pairings = _pairings(*runs)
@@ -444,7 +447,8 @@ def _flips(values: _Paired, middle: float, most: int, rows: Rows) -> Flips:
         ]
 
     unchanged = int((changes == 0.0).sum())
-    return Flips(middle, len(fell), len(rose), unchanged, listed(fell), listed(rose))
+    other = len(changes) - len(fell) - len(rose) - unchanged
+    return Flips(middle, len(fell), len(rose), unchanged, other, listed(fell), listed(rose))
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ from nemo_gym.config.roots import expand
 from nemo_gym.errors import ConfigError, InputError, JournalError
 from nemo_gym.extras import load_extra
 from nemo_gym.journal import Line, make_parent, new_file
-from nemo_gym.records import BadLines, Key, Record, checked_rollout, read_records, refuse_repeated
+from nemo_gym.records import SKIP_HINT, BadLines, Key, Record, checked_rollout, read_records, refuse_repeated
 from nemo_gym.types import AGENT_REF_KEY_NAME, RESPONSE_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 TRANSCRIPT = "transcript"
@@ -39,6 +39,7 @@ _BATCH_ROWS = 4096
 _BATCH_BYTES = 16 << 20
 """Of the input, in one batch: long rollouts make small ones."""
 _BACK_ROWS = 256
+_CONTENT = {RESPONSE_KEY_NAME, OUTPUT_KEY_NAME, "reward"}
 _RUN_KEYS = {TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, AGENT_REF_KEY_NAME}
 _HALF_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -95,6 +96,11 @@ def _lines(path: Path, bad_lines: BadLines) -> Iterator[ExportedLine]:
             continue
         try:
             rollout = checked_rollout(path, line, record)
+            if _CONTENT.isdisjoint(record):
+                raise InputError(
+                    f"{path}:{line.number}: no rollout: it has neither a response nor a reward; "
+                    f"name a file of rollouts, {SKIP_HINT}"
+                )
             refuse_repeated(path, rollout, first_lines)
         except InputError as error:
             bad_lines.take(error)

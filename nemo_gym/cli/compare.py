@@ -157,7 +157,8 @@ def _flip_lines(flips: Flips, metric: str) -> Iterator[str]:
     yield ""
     yield (
         f"Flips (a task is solved from a mean {one_line(metric)} of {_number(flips.middle)} on): "
-        f"{counted(fell, 'regression')}, {counted(rose, 'improvement')}, {flips.unchanged_count} unchanged"
+        f"{counted(fell, 'regression')}, {counted(rose, 'improvement')}, {flips.unchanged_count} unchanged, "
+        f"{flips.other_count} other changes"
     )
     yield from _flip_table("Regressions", "solved in A, not in B", flips.regressions, fell)
     yield from _flip_table("Improvements", "solved in B, not in A", flips.improvements, rose)

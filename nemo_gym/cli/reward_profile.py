@@ -111,4 +111,5 @@ COMMAND = Command(
     run,
     "ng_reward_profile +rollouts_jsonl_fpath=results/calculator.jsonl",
     reads_files=False,
+    positional=("rollouts_jsonl_fpath",),
 )

@@ -35,6 +35,10 @@ def warnings(summary: Summary) -> list[str]:
             f"warning: the {gap.retried} rollouts that needed a retry score {gap.retried_mean:.2f}, first "
             f"tries {gap.first_mean:.2f} (p = {gap.p_value:.2g}): what fails is not like the rest"
         )
+    without = summary.rollouts - summary.rewarded
+    if without and summary.rewarded:
+        has = "has" if without == 1 else "have"
+        texts.append(f"warning: {counted(without, 'rollout')} of {summary.rollouts} {has} no reward")
     if summary.odd:
         counts = ", ".join(f"{one_line(name)} {count}" for name, count in summary.odd.items())
         texts.append(f"warning: values that are NaN or infinite are left out: {counts}")
@@ -55,12 +59,13 @@ def with_interval(estimate: Estimate, size: str) -> str:
 
 def between(low: float, high: float) -> str:
     digits = decimals(high - low)
-    return f"{_figure(low, digits)}–{_figure(high, digits)}"
+    mark = " to " if low < 0 else "–"
+    return f"{_figure(low, digits)}{mark}{_figure(high, digits)}"
 
 
 def decimals(size: float) -> int:
     """How many tell figures apart that differ by this much: two, or as many as give it two digits."""
-    if not 0 < size < 0.01:
+    if not 0 < size < 0.02:
         return 2
     return min(_MOST_DECIMALS, max(2, 1 - math.floor(math.log10(size))))
 
@@ -72,6 +77,9 @@ def _figure(value: float, digits: int) -> str:
 
 
 def _size(summary: Summary) -> str:
+    if summary.reward is not None and summary.rewarded < summary.rollouts:
+        tasks = counted(summary.reward.tasks, "task")
+        return f"{tasks}, {counted(summary.rewarded, 'rollout')} with a reward"
     tasks = counted(summary.tasks, "task")
     expected = summary.rollouts + summary.missing
     if expected == summary.tasks * summary.most_rollouts:

@@ -32,6 +32,8 @@ class Summary:
     """That a task has."""
     reward: Estimate | None
     """None where no rollout has one."""
+    rewarded: int = 0
+    """Rollouts that have a reward."""
     planned: int | None = None
     """Rollouts that there should be; None where nobody knows."""
     if_missing: tuple[float, float] | None = None
@@ -40,7 +42,8 @@ class Summary:
     """None where too few rollouts needed a retry."""
     histogram: list[Bin] = field(default_factory=list)
     pass_at: dict[int, Estimate] = field(default_factory=dict)
-    """By k, where every reward is 0 or 1 and tasks have several rollouts: 1, 2, 4, … and the largest."""
+    """By k, where every reward is 0 or 1 and tasks have several rollouts: of 1, 2, 4, … and the largest those
+    that half of the tasks have."""
     odd: dict[str, int] = field(default_factory=dict)
     """How many values of a field were NaN or infinite."""
 
@@ -60,7 +63,7 @@ class Summary:
             "agent": self.agent,
             "rollouts": self.rollouts,
             "tasks": self.tasks,
-            "reward": None if reward is None else _estimate_data(reward),
+            "reward": None if reward is None else {**_estimate_data(reward), "rollouts": self.rewarded},
             "coverage": self.coverage(),
             "retries": None
             if retries is None
@@ -92,7 +95,7 @@ def summarize(agent: str, columns: Columns, planned: int | None = None) -> Summa
     import numpy as np
 
     if not len(columns):
-        return Summary(agent, 0, 0, 0, None, planned)
+        return Summary(agent, 0, 0, 0, None, planned=planned)
     reward, by_task = columns.estimate(REWARD), columns.by_task()
     sizes = by_task.sums(np.ones(len(columns)))
     values = np.frombuffer(columns.values(REWARD))
@@ -104,6 +107,7 @@ def summarize(agent: str, columns: Columns, planned: int | None = None) -> Summa
         len(by_task),
         int(sizes.max()),
         reward,
+        len(values),
         planned,
         _bounds(reward, values, missing) if reward is not None and missing else None,
         retry_gap(columns),
@@ -156,6 +160,8 @@ def _pass_at(columns: Columns) -> dict[int, Estimate]:
     kinds, counts = np.unique(np.column_stack([sizes, solved]), axis=0, return_counts=True)
     found = {}
     for k in sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most}):
+        if (sizes >= k).sum() * 2 < len(sizes):  # what few tasks say is not about the others
+            continue
         chances = [
             (pass_at_k([1.0] * right + [0.0] * (size - right), k), count)
             for (size, right), count in zip(kinds.tolist(), counts.tolist(), strict=True)
@@ -169,6 +175,7 @@ def _pass_at(columns: Columns) -> dict[int, Estimate]:
 def _estimate_data(estimate: Estimate) -> dict[str, float | None]:
     return {
         "mean": estimate.mean,
+        "tasks": estimate.tasks,
         "std_err": estimate.std_err,
         "ci95_low": estimate.low,
         "ci95_high": estimate.high,

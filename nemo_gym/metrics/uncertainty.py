@@ -85,18 +85,21 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = Fa
 
 
 def estimate_task_mean(values: "Numbers", *, are_shares: bool = False) -> Estimate:
-    """The mean of one value a task."""
+    """The mean of one value a task, whatever each of them was made of."""
     import numpy as np
 
     numbers = np.asarray(values, float)
     if len(numbers) > 1 and numbers.min() == numbers.max():  # no error, not that of rounding either
         return around(float(numbers[0]), 0.0, len(numbers), shares=len(numbers) if are_shares else None)
-    return estimate_mean(numbers, np.ones(len(numbers)), are_shares=are_shares)
+    mean = estimate_mean(numbers, np.ones(len(numbers)))
+    if mean.std_err is None or not are_shares:
+        return mean
+    return around(mean.mean, mean.std_err, mean.tasks, shares=math.inf)
 
 
 def around(mean: float, std_err: float, tasks: int, *, shares: float | None = None) -> Estimate:
     """The estimate with this error, over two tasks or more. Where it is of values between 0 and 1, `shares`
-    is how many there are."""
+    is how many there are, as far as that is known."""
     reach = critical_t(tasks - 1, CONFIDENCE)
     low, high = mean - reach * std_err, mean + reach * std_err
     if shares is not None:

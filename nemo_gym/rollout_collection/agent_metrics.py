@@ -40,6 +40,7 @@ _COMPUTATION_S = 600.0
 """How long it may take to compute them."""
 _LONGEST_REASON = 300
 _GROUPS_A_PIECE = 200
+NOBODY_THERE = "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them"
 _FORMULAS = b"1"
 """Another number wherever the same rollouts give another file."""
 
@@ -85,9 +86,11 @@ async def write_aggregate_metrics(
     return entries
 
 
-async def agent_entries(agents: Mapping[str, AgentRollouts], client: ServerClient | None) -> list[Entry]:
-    """What is to be said of every agent."""
-    return [await _entry(agent, rollouts, client) for agent, rollouts in agents.items()]
+async def agent_entries(
+    agents: Mapping[str, AgentRollouts], client: ServerClient | None, why_unasked: str = NOBODY_THERE
+) -> list[Entry]:
+    """What is to be said of every agent; `why_unasked` is why nobody is asked where there is no client."""
+    return [await _entry(agent, rollouts, client, why_unasked) for agent, rollouts in agents.items()]
 
 
 def write_entries(path: Path, entries: Iterable[Entry]) -> None:
@@ -112,9 +115,9 @@ def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
     return f"sha256:{digest.hexdigest()} size:{about.st_size} mtime_ns:{about.st_mtime_ns}"
 
 
-async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | None) -> Entry:
+async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | None, why_unasked: str) -> Entry:
     if client is None:
-        return await _default_entry(agent, rollouts, "no server was there to ask for its own")
+        return await _default_entry(agent, rollouts, why_unasked)
     try:
         if not rollouts.columns or (rollouts.is_asked and not await _has_own_metrics(client, agent)):
             return await _default_entry(agent, rollouts)

@@ -14,11 +14,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from nemo_gym.client import ServerClient
-from nemo_gym.errors import ConfigError, HeadServerUnreachableError
-from nemo_gym.journal import make_parent, new_file, set_aside
+from nemo_gym.errors import ConfigError, HeadServerUnreachableError, InputError
+from nemo_gym.journal import make_parent, new_file, read_objects, set_aside
 from nemo_gym.metrics import Columns
-from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for
-from nemo_gym.records import BadLines
+from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for, materialized_path_for
+from nemo_gym.records import BadLines, agent_of
 from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.manifest import Manifest
@@ -113,7 +113,7 @@ async def aggregate_shards(
             entries = await write_aggregate_metrics(metrics_path, agents, client)
         lines = ShardLines(shards) if config.upload_rollouts_to_wandb else None
         merged = output if config.merge_shards else None
-        tracked = await track_run(config, config, entries, lines, merged)
+        tracked = await track_run(config, config.model_dump(), entries, lines, merged)
     return Aggregation(metrics_path, merged, entries, tracked, shards.bad_lines.count)
 
 
@@ -123,12 +123,24 @@ def missing_by_agent(shards: Shards) -> Counter[str] | None:
     if shards.settled.copies or shards.settled.repeated:
         return None  # what is there twice may stand for what is not there
     for path, found in zip(shards.paths, shards.found_by_agent, strict=True):
-        manifest = Manifest.load(manifest_path_for(path))
-        planned = manifest.planned_by_agent() if manifest is not None else {}
+        planned = _planned_by_agent(path)
         if not planned:
             return None
         missing.update({agent: max(0, count - found[agent]) for agent, count in planned.items()})
     return missing
+
+
+def _planned_by_agent(shard: Path) -> dict[str, int]:
+    """As the manifest of the run says, else as its materialized inputs do; empty where neither is there."""
+    manifest = Manifest.load(manifest_path_for(shard))
+    planned = manifest.planned_by_agent() if manifest is not None else {}
+    materialized = materialized_path_for(shard)
+    if planned or not materialized.is_file():
+        return planned
+    try:
+        return dict(Counter(agent_of(row) for _, row in read_objects(materialized)))
+    except InputError:
+        return {}
 
 
 def _planned(agent: str, columns: Columns, missing: Counter[str] | None) -> int | None:
@@ -137,7 +149,11 @@ def _planned(agent: str, columns: Columns, missing: Counter[str] | None) -> int 
 
 def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
     """The files that the globs match and that hold rollouts."""
-    found = [path for path in map(Path, _expand_input_glob(config.input_glob)) if _may_hold_rollouts(path)]
+    matches = [Path(path) for path in _expand_input_glob(config.input_glob)]
+    found = [path for path in matches if _may_hold_rollouts(path)]
+    for pattern in _patterns(config.input_glob):
+        if not glob.glob(pattern, recursive=True):
+            notice(f"warning: nothing matches {pattern}")
     output = Path(config.output_jsonl_fpath)
     shards = [path for path in found if not (output.exists() and path.samefile(output))]
     if len(shards) < len(found):
@@ -151,9 +167,10 @@ def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
         else:
             notice(f"Left out: {output}, the merged output itself.")
     if not shards:
+        others = f" (only {matches[0]}, by its name a file that stands beside rollouts)" if matches else ""
         raise ConfigError(
-            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}; name the shards, "
-            "and an output_jsonl_fpath that is none of them"
+            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; name the "
+            "shards, and an output_jsonl_fpath that is none of them"
         )
     notice("\n".join([f"Shards ({len(shards)}):", *(f"  {path}" for path in shards)]))
     return shards
@@ -168,10 +185,14 @@ def _may_hold_rollouts(path: Path) -> bool:
 def _expand_input_glob(input_glob: str) -> list[str]:
     """The paths that match: patterns stand between commas; no path twice."""
     paths: dict[str, str] = {}
-    for pattern in filter(None, map(str.strip, input_glob.split(","))):
+    for pattern in _patterns(input_glob):
         for path in sorted(glob.glob(pattern, recursive=True)):
             paths.setdefault(os.path.abspath(path), path)
     return list(paths.values())
+
+
+def _patterns(input_glob: str) -> list[str]:
+    return [pattern for part in input_glob.split(",") if (pattern := part.strip())]
 
 
 def _client_around() -> ServerClient | None:

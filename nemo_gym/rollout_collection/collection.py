@@ -18,10 +18,11 @@ from nemo_gym.config import dump_config, mask_secrets, secret_values
 from nemo_gym.config.hints import close_matches
 from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
 from nemo_gym.http import RetryPolicy
-from nemo_gym.journal import Journal, set_aside
+from nemo_gym.journal import Journal
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of
 from nemo_gym.rollout_collection.agent_metrics import (
+    NOBODY_THERE,
     AgentRollouts,
     Entry,
     agent_entries,
@@ -268,10 +269,7 @@ class Collection:
         collected = Collected(rollouts, ledger, output, stopped_by)
         state = "complete" if ledger.is_complete else "incomplete"
         prepared.manifest.save(state=state, ledger=ledger.as_data())
-        if stopped_by is not None and ledger.succeeded_now:
-            with suppress(OSError):
-                set_aside([aggregate_metrics_path_for(output)])  # it says nothing of the rollouts since
-        elif not self._config.disable_aggregation and stopped_by is None and len(rollouts):
+        if not self._config.disable_aggregation and len(rollouts):
             try:
                 await self._measure(collected, prepared, recorder, client, opened)
             except Exception as error:  # the boundary of the metrics: the rollouts are there without them
@@ -292,8 +290,11 @@ class Collection:
         client: ServerClient | None,
         opened: AsyncExitStack,
     ) -> None:
-        """Compute and write the metrics, then tell the trackers."""
-        if client is None:
+        """Compute and write the metrics, then tell the trackers; of a stopped run only the default ones."""
+        why = NOBODY_THERE
+        if collected.stopped_by is not None:
+            client, why = None, "the run was stopped"
+        elif client is None:
             try:
                 client = await opened.enter_async_context(self._servers.open())
             except NeMoGymError as error:
@@ -309,15 +310,18 @@ class Collection:
             if agent
         }
         path, about = aggregate_metrics_path_for(collected.output), prepared.manifest.data
-        entries = await agent_entries(agents, client)
+        entries = await agent_entries(agents, client, why)
         written = about.get(METRICS_WRITTEN)
         if written is None or written != fingerprint(path, entries):  # else it would be the same file
             await asyncio.to_thread(write_entries, path, entries)
         collected.entries = entries
         prepared.manifest.save(**{METRICS_WRITTEN: fingerprint(path, entries)})
+        if collected.stopped_by is not None:
+            return
         lines = collected.rollouts.lines() if self._config.upload_rollouts_to_wandb else None
         trackers = tracker_config(self._config, self._servers.values)
-        collected.tracked = await track_run(trackers, self._config, entries, lines, collected.output)
+        settings = {**self._config.model_dump(), "servers": about.get("servers")}
+        collected.tracked = await track_run(trackers, settings, entries, lines, collected.output)
 
 
 def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[str, Any]]]:

@@ -139,7 +139,10 @@ def _histogram_lines(histogram: list[Bin]) -> list[str]:
 
 def _pass_at_line(summary: Summary) -> list[str]:
     """pass@k as a line of bars."""
-    figures = [f"{k} {step(one.mean)} {one.mean:.0%}" for k, one in summary.pass_at.items()]
+    figures = []
+    for k, one in summary.pass_at.items():
+        some = "" if one.tasks == summary.tasks else f" ({one.tasks} tasks)"
+        figures.append(f"{k} {step(one.mean)} {one.mean:.0%}{some}")
     return ["pass@k  " + "   ".join(figures)] if figures else []
 
 

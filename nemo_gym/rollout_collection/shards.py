@@ -152,7 +152,7 @@ class Shards:
         for place, first in list(self.settled.repeated.items())[:most]:
             path, offset, earlier = self.paths[self._shard(place)], self._offsets[place], self._offsets[first]
             lines = line_numbers(path, (offset, earlier))
-            texts.append(f"{path}:{lines[offset]}: the same rollout as in line {lines[earlier]}")
+            texts.append(f"{path}:{lines[offset]}: the key of line {lines[earlier]} once more")
         return texts
 
     def __iter__(self) -> Iterator[ShardRollout]:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from nemo_gym.config import MASK, mask_secrets
 from nemo_gym.rollout_collection.agent_metrics import Entry
 from nemo_gym.rollout_collection.manifest import flattened
@@ -24,12 +22,12 @@ def tracker_config(config: TrackerConfig, values: Mapping[str, Any]) -> TrackerC
 
 async def track_run(
     config: TrackerConfig,
-    settings: BaseModel,
+    settings: Mapping[str, Any],
     entries: Iterable[Entry],
     rollouts: Iterable[bytes] | None,
     path: Path | None,
 ) -> list[str]:
     """Send the metrics, and the rollouts if there are any, to every tracker; gives a line for each."""
     agents = {entry.agent: AgentFigures(entry.agent_metrics, entry.key_metrics) for entry in entries}
-    told = dict(flattened(mask_secrets(settings.model_dump())))
+    told = dict(flattened(mask_secrets(settings)))
     return await asyncio.to_thread(publish, config, TrackedRun(agents, rollouts, path, told))

@@ -62,13 +62,15 @@ def publish(config: TrackerConfig, run: TrackedRun, limit: TimeLimit | None = No
 
 def warn_early(config: TrackerConfig) -> list[str]:
     """What can be said against the configuration before a run starts; loads none of the packages."""
-    missing = (
-        f"warning: {service.name}: {message}"
-        for service in _services(config)
-        for module in service.modules
-        if (message := missing_extra(module, service.extra, f"tracking with {service.name}"))
-    )
-    return [*missing, *_without_effect(config)]
+    return [*filter(None, map(_missing, _services(config))), *_without_effect(config)]
+
+
+def _missing(service: _Service) -> str | None:
+    """The first of its packages that is not installed: the remedy is the same for all."""
+    for module in service.modules:
+        if message := missing_extra(module, service.extra, f"tracking with {service.name}"):
+            return f"warning: {service.name}: {message}"
+    return None
 
 
 def _services(config: TrackerConfig) -> Iterator[_Service]:

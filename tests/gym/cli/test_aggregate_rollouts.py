@@ -68,7 +68,7 @@ def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, nobo
             "",
             "shop: reward 0.50 ± 0.50 (95 % CI, 2 tasks × 1)",
             "These are the default metrics, without the environment's own: "
-            "no server was there to ask for its own.",
+            "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them.",
             "",
             "metric       value  95 % CI    median  std     min  max",
             "───────────  ─────  ─────────  ──────  ──────  ───  ───",

@@ -55,7 +55,8 @@ def test_two_runs_are_shown_task_by_task(ng: Ng) -> None:
         "No difference that 4 tasks can show (paired t test over tasks)",
         "A alone: 95 % CI 0.001 to 0.999 (4 rollouts); B alone: 95 % CI 0.010 to 1.000 (4 rollouts)",
         "",
-        "Flips (a task is solved from a mean reward of 0.5 on): 1 regression, 2 improvements, 1 unchanged",
+        "Flips (a task is solved from a mean reward of 0.5 on): 1 regression, 2 improvements, 1 unchanged, "
+        "0 other changes",
         "",
         "Regressions (solved in A, not in B):",
         "task  A (rollouts)  B (rollouts)  change  prompt",

@@ -372,8 +372,8 @@ def test_key_that_stands_twice_in_one_shard_is_named_with_its_lines(caplog: pyte
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
     planned("a", agent=5)
     (entry,) = entries(aggregate("a.jsonl"))
-    assert "a.jsonl:3: the same rollout as in line 1" in caplog.text
-    assert "a.jsonl:4: the same rollout as in line 2" in caplog.text
+    assert "a.jsonl:3: the key of line 1 once more" in caplog.text
+    assert "a.jsonl:4: the key of line 2 once more" in caplog.text
     assert "coverage" not in entry
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from nemo_gym.metrics import Columns, summarize
+from nemo_gym.metrics.headline import headline, warnings
 from tests.support.answering_agent import Playground, records_of, row
 
 Capture = pytest.CaptureFixture[str]
@@ -127,7 +129,7 @@ def test_rollouts_outside_the_plan_do_not_hide_what_is_missing(
     assert entry(playground)["coverage"]["missing"] == 1
 
 
-def test_metrics_of_before_do_not_stay_beside_the_rollouts_of_a_stopped_run(playground: Playground) -> None:
+def test_stopped_run_ends_with_figures_of_what_is_there(playground: Playground, capsys: Capture) -> None:
     playground.collect()
     metrics = playground.output.with_name("rollouts_aggregate_metrics.json")
     assert metrics.exists()
@@ -135,5 +137,17 @@ def test_metrics_of_before_do_not_stay_beside_the_rollouts_of_a_stopped_run(play
     for number in range(4, 8):
         playground.answer(f"{number}:0", "no rollout", status=400)
     playground.collect(resume_from_cache=True, max_failure_rate=1, num_samples_in_parallel=1)
-    assert len(records_of(playground.output)) > 3
-    assert not metrics.exists()
+    done = len(records_of(playground.output))
+    assert 3 < done < 8
+    assert f"{100 * done / 8:.0f} % complete" in capsys.readouterr().err
+    assert entry(playground)["coverage"]["missing"] == 8 - done
+    assert "the run was stopped" in entry(playground)["note"]
+
+
+def test_rollouts_without_a_reward_are_told() -> None:
+    columns = Columns()
+    for task in range(4):
+        columns.add(task, 0, {"reward": 1.0} if task else {})
+    summary = summarize("agent", columns)
+    assert headline(summary).endswith("(95 % CI 0.29–1.00, 3 tasks, 3 rollouts with a reward)")
+    assert warnings(summary) == ["warning: 1 rollout of 4 has no reward"]
