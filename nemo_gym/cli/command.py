@@ -23,6 +23,8 @@ from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError
 
 _LONGEST_LINE = 110
+_LAST = ("wandb_", "mlflow_")
+"""How fields begin that are told last: few need them."""
 _NAMED = re.compile(r"~|-|\+{0,2}[\w.]+=")
 
 Options = TypeVar("Options", bound=BaseModel)
@@ -103,7 +105,7 @@ class Command(Generic[Options]):
     def help(self) -> str:
         lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {_wrapped(self.example)}", ""]
         fields = self.options.model_fields
-        for name in sorted(fields, key=lambda name: not fields[name].is_required()):
+        for name in sorted(fields, key=lambda name: (not fields[name].is_required(), name.startswith(_LAST))):
             lines += _field_lines(name, fields[name])
         lines += ["", "Each may be written +key=value, ++key=value, key=value, --key=value or --key value."]
         if self.positional:

@@ -1,4 +1,4 @@
-"""Rollouts by the million into columns: a batch of rollouts that are alike is taken field by field."""
+"""Rollouts by the million into columns: those of a batch that are alike are taken field by field."""
 
 from array import array
 from collections import deque
@@ -28,13 +28,33 @@ class Intake:
         self.columns.add(task, rollout, numbers, odd, bool(record.get(ATTEMPT_INDEX_KEY_NAME)))
 
     def take_finite(self, tasks: Sequence[int], rollouts: Sequence[int], records: Sequence[Record]) -> None:
-        """Rollouts all of whose numbers are finite and fit into a float, as orjson reads them."""
+        """Rollouts all of whose numbers are finite and fit into a float, as orjson reads them.
+
+        They may stand in the columns in another order.
+        """
         numbers = self._numbers_of(records)
         if numbers is not None:
             self.columns.add_many(tasks, rollouts, numbers)
             return
+        shapes: dict[tuple[Any, ...], list[int]] = {}
+        for place, record in enumerate(records):
+            shapes.setdefault(_shape(record), []).append(place)
+        if len(shapes) > 1:
+            for places in shapes.values():
+                self.take_some(places, tasks, rollouts, records)
+            return
         for task, rollout, record in zip(tasks, rollouts, records, strict=True):
             self.take(task, rollout, record)
+
+    def take_some(
+        self, places: list[int], tasks: Sequence[int], rollouts: Sequence[int], records: Sequence[Record]
+    ) -> None:
+        """The same, of those at some places only."""
+        self.take_finite(
+            [tasks[place] for place in places],
+            [rollouts[place] for place in places],
+            [records[place] for place in places],
+        )
 
     def _numbers_of(self, records: Sequence[Record]) -> "dict[str, array[float]] | None":
         """The numbers of rollouts that are all alike, by field; None where they are not or a field is new."""
@@ -67,6 +87,14 @@ class Intake:
             else:
                 return False
         return True
+
+
+def _shape(record: Record) -> tuple[Any, ...]:
+    """The names and types of a rollout's fields and of its token usage."""
+    response = record.get(RESPONSE_KEY_NAME)
+    usage = response.get("usage") if type(response) is dict else None
+    fields = (*record, *map(type, record.values()))
+    return (*fields, *usage, *map(type, usage.values())) if type(usage) is dict else (*fields, usage is None)
 
 
 def _usages(records: Sequence[Record]) -> list[Record]:

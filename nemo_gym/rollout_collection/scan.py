@@ -128,7 +128,7 @@ def _read_part(path: Path, start: int, end: int) -> Found | None:
 def _take(lines: list[bytes], offsets: list[int], index: OutputIndex, intakes: Mapping[str, Intake]) -> bool:
     """Take the rollouts of some lines; False where one is none."""
     records = _parsed_together(lines)
-    if records is not None and _take_alike(records, offsets, index, intakes):
+    if records is not None and _take_together(records, offsets, index, intakes):
         return True
     for line, offset in zip(lines, offsets, strict=True):
         try:
@@ -154,23 +154,26 @@ def _parsed_together(lines: list[bytes]) -> list[Record] | None:
     return records if len(records) == len(lines) else None
 
 
-def _take_alike(
+def _take_together(
     records: list[Record], offsets: list[int], index: OutputIndex, intakes: Mapping[str, Intake]
 ) -> bool:
-    """Take rollouts of one agent that all have keys; False, and nothing is taken, where they are not so."""
+    """Take rollouts that all have keys and agents; False, and nothing is taken, where one has not."""
     try:
         tasks, rollouts = list(map(_task_of, records)), list(map(_rollout_of, records))
-        agents = set(map(_name_of, map(_agent_ref_of, records)))
+        agents = list(map(_name_of, map(_agent_ref_of, records)))
+        names = dict.fromkeys(agents)
     except (KeyError, TypeError):
         return False
-    if len(agents) != 1 or not are_indices(tasks) or not are_indices(rollouts):
-        return False
-    (agent,) = agents
-    if type(agent) is not str or not agent:
+    if not are_indices(tasks) or not are_indices(rollouts) or set(map(type, names)) != {str}:
         return False
     index.keys.extend([packed(key) for key in zip(tasks, rollouts, strict=True)])
     index.offsets.extend(offsets)
-    intakes[agent].take_finite(tasks, rollouts, records)
+    if len(names) == 1:
+        intakes[agents[0]].take_finite(tasks, rollouts, records)
+        return True
+    for name in names:
+        places = [place for place, agent in enumerate(agents) if agent == name]
+        intakes[name].take_some(places, tasks, rollouts, records)
     return True
 
 
