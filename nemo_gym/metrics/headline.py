@@ -18,6 +18,8 @@ def headline(summary: Summary) -> str:
         parts = [f"no rewards, {_size(summary)}" if summary.rollouts else "no rollouts"]
     else:
         parts = [f"{REWARD} {with_interval(reward, _size(summary))}"]
+    if summary.planned is None and summary.rollouts:
+        parts.append("how many were planned is not known")
     if summary.completion_pct is not None:
         parts.append(f"{_whole_percent(summary.completion_pct)} % complete")
     if summary.if_missing is not None:

@@ -19,13 +19,12 @@ from nemo_gym.errors import ConfigError, HeadServerUnreachableError, InputError
 from nemo_gym.journal import make_parent, new_file, read_objects, set_aside
 from nemo_gym.metrics import Columns
 from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for, materialized_path_for
-from nemo_gym.records import BadLines, agent_of
+from nemo_gym.records import SKIP_HINT, BadLines, agent_of
 from nemo_gym.rollout_collection.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.manifest import Manifest
-from nemo_gym.rollout_collection.shards import ShardLines, Shards
+from nemo_gym.rollout_collection.shards import Settled, ShardLines, Shards
 from nemo_gym.rollout_collection.tracking import track_run
-from nemo_gym.terminal import counted
 from nemo_gym.trackers import warn_early
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,9 @@ def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
         notice(text)
     shards = Shards(find_shards(config, notice), BadLines(config.skip_bad_lines))
     shards.load()
-    for text in (*_settlement(shards), *shards.bad_lines.told()):
+    if shards.settled.repeated:
+        raise _repeated(shards)
+    for text in (*_settlement(shards.settled), *shards.bad_lines.told()):
         notice(text)
     return shards
 
@@ -124,7 +125,7 @@ async def aggregate_shards(
 def missing_by_agent(shards: Shards) -> Counter[str] | None:
     """How many rollouts of each agent the shards should have and do not; None where that is not known."""
     missing: Counter[str] = Counter()
-    if shards.settled.copies or shards.settled.repeated:
+    if shards.settled.copies:
         return None  # what is there twice may stand for what is not there
     for path, found in zip(shards.paths, shards.found_by_agent, strict=True):
         planned = _planned_by_agent(path)
@@ -206,14 +207,16 @@ def _client_around() -> ServerClient | None:
         return None
 
 
-def _settlement(shards: Shards) -> list[str]:
-    settled, texts = shards.settled, []
-    if settled.repeated:
-        texts.append(
-            f"warning: {counted(len(settled.repeated), 'rollout')} with a key that stands earlier in the "
-            "same file, which a run does not leave:"
-        )
-        texts += [f"  {text}" for text in shards.repeated_lines(_MOST_NAMED)]
+def _repeated(shards: Shards) -> InputError:
+    """Keys that stand twice in one file, which no run leaves; in separate files they are of separate runs."""
+    lines, count = shards.repeated_lines(_MOST_NAMED), len(shards.settled.repeated)
+    if count > len(lines):
+        lines.append(f"… and {count - len(lines)} more")
+    return InputError("\n".join([*lines, f"Remove one of each, {SKIP_HINT}"]))
+
+
+def _settlement(settled: Settled) -> list[str]:
+    texts = []
     if settled.copies:
         texts.append(f"Rollouts that stand in the shards more than once and count once: {settled.copies}.")
     if settled.renumbered_tasks:

@@ -83,7 +83,7 @@ class Shards:
 
         is_dense = True
         for path in self.paths:
-            found = find_rollouts(path, self.bad_lines, once=False)
+            found = find_rollouts(path, self.bad_lines, once=self.bad_lines.are_skipped)
             self._sizes.append(path.stat().st_size)
             is_dense = is_dense and found.is_dense
             self._first_places.append(len(self._keys))

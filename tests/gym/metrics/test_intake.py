@@ -31,6 +31,11 @@ def as_lists(columns: Columns) -> dict[str, list[float | None]]:
     }
 
 
+def made_of(records: list[tuple[dict[str, Any], dict[str, Any] | None]]) -> list[dict[str, Any]]:
+    """The rollouts with these fields and, where there is one, this response."""
+    return [fields if response is None else {"response": response, **fields} for fields, response in records]
+
+
 def rows_of(columns: Columns) -> list[str]:
     """What is held of each rollout, in any order."""
     lists = as_lists(columns)
@@ -44,7 +49,7 @@ def test_batches_of_anything_are_taken_as_one_by_one(
     records: list[tuple[dict[str, Any], dict[str, Any] | None]],
 ) -> None:
     together, single = Intake(Columns()), Intake(Columns())
-    made = [fields if response is None else {"response": response, **fields} for fields, response in records]
+    made = made_of(records)
     if made:
         for _ in range(2):
             together.take_finite([1] * len(made), list(range(len(made))), orjson.loads(orjson.dumps(made)))
@@ -59,7 +64,7 @@ def test_the_short_way_takes_what_the_long_way_takes(
     records: list[tuple[dict[str, Any], dict[str, Any] | None]],
 ) -> None:
     short, long = Intake(Columns()), Intake(Columns())
-    made = [fields if response is None else {"response": response, **fields} for fields, response in records]
+    made = made_of(records)
     read = orjson.loads(orjson.dumps([one for one in made for _ in range(3)] * 2))
     for first in range(0, len(read), 3):  # alike, three at a time; the second time every field is known
         batch, places = read[first : first + 3], range(first, first + 3)

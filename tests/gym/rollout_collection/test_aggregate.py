@@ -367,14 +367,22 @@ def test_what_shards_are_missing_is_told_where_their_manifests_are_beside_them()
     assert (entry["coverage"]["planned"], entry["coverage"]["missing"]) == (5, 2)
 
 
-def test_key_that_stands_twice_in_one_shard_is_named_with_its_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_key_that_stands_twice_in_one_shard_is_refused_with_its_lines() -> None:
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
-    planned("a", agent=5)
-    (entry,) = entries(aggregate("a.jsonl"))
-    assert "a.jsonl:3: the key of line 1 once more" in caplog.text
-    assert "a.jsonl:4: the key of line 2 once more" in caplog.text
-    assert "coverage" not in entry
+    with pytest.raises(InputError) as caught:
+        aggregate("a.jsonl")
+    told = str(caught.value)
+    assert "a.jsonl:3: the key of line 1 once more" in told
+    assert "a.jsonl:4: the key of line 2 once more" in told
+    assert "+skip_bad_lines=true" in told
+    assert not Path("all.jsonl").exists()
+
+
+def test_key_that_stands_twice_in_one_shard_counts_once_on_demand() -> None:
+    write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
+    (entry,) = entries(aggregate("a.jsonl", skip_bad_lines=True))
+    assert keys(read("all.jsonl")) == [(0, 0), (1, 0)]
+    assert entry["agent_metrics"]["mean/reward"] == 1.0  # the first counts
 
 
 def test_lines_that_are_no_rollouts_are_left_out_on_demand(caplog: pytest.LogCaptureFixture) -> None:
