@@ -114,7 +114,8 @@ class Collector:
 
     def send(self, number: signal.Signals) -> None:
         if self.is_running:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it may end between the look and the signal
+                os.kill(self.pid, number)
 
     def wait(self, timeout_s: float = LONGEST_S) -> int:
         """The exit code, once it has ended; one that does not end in time is killed."""

@@ -34,6 +34,9 @@ def published(publication: dict[str, Any]) -> dict[str, Any]:
         result["active_run_is_open"] = wandb.run is active
         active.finish()
     if publication.get("read_wandb"):
+        import wandb
+
+        wandb.teardown()  # a finished run is written out by W&B's own process, whose end this waits for
         result["wandb"] = [_offline_run(folder) for folder in sorted(Path("wandb").glob("offline-run-*"))]
     if publication.get("read_mlflow"):
         result["mlflow"] = list(_mlflow_runs(publication["config"]["mlflow_tracking_uri"]))
