@@ -42,7 +42,7 @@ def warnings(summary: Summary) -> list[str]:
         has = "has" if without == 1 else "have"
         texts.append(f"warning: {counted(without, 'rollout')} of {summary.rollouts} {has} no reward")
     if summary.odd:
-        counts = ", ".join(f"{one_line(name)} {count}" for name, count in summary.odd.items())
+        counts = ", ".join(f"{one_line(name)} {count}" for name, count in sorted(summary.odd.items()))
         texts.append(f"warning: values that are NaN or infinite are left out: {counts}")
     return texts
 

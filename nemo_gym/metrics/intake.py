@@ -8,7 +8,7 @@ from typing import Any
 
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.metrics.fields import numeric_fields
-from nemo_gym.types import ATTEMPT_INDEX_KEY_NAME, RESPONSE_KEY_NAME
+from nemo_gym.types import ATTEMPT_INDEX_KEY_NAME, NON_FINITE_KEY_NAME, RESPONSE_KEY_NAME
 
 Record = dict[str, Any]
 
@@ -58,7 +58,7 @@ class Intake:
 
     def _numbers_of(self, records: Sequence[Record]) -> "dict[str, array[float]] | None":
         """The numbers of rollouts that are all alike, by field; None where they are not or a field is new."""
-        if ATTEMPT_INDEX_KEY_NAME in records[0]:
+        if ATTEMPT_INDEX_KEY_NAME in records[0] or NON_FINITE_KEY_NAME in records[0]:
             return None
         found: dict[str, array[float]] = {}
         try:

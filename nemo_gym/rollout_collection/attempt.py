@@ -27,6 +27,7 @@ from nemo_gym.types import (
     NG_JUDGE_ERROR_KEY,
     NG_NO_PERSIST_KEY,
     NG_TERMINAL_KEY,
+    NON_FINITE_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
@@ -90,10 +91,12 @@ class Attempt:
             return self._invalid(task, f"the rollout has no numeric reward: reward is {reward!r}")
         odd: list[str] = []
         numbers = numeric_fields(rollout, odd)
+        if odd:
+            rollout[NON_FINITE_KEY_NAME] = odd
         return Success(task.key, task.agent, self._line(task, rollout, line), numbers, tuple(odd))
 
     def _line(self, task: Task, rollout: dict[str, Any], line: bytes | None) -> bytes:
-        """The answer as it came, if it carries the row's key; else with the key put in."""
+        """The answer as it came, if it is strict JSON and carries the row's key; else with the key put in."""
         key = task.key
         if (
             line is not None

@@ -84,6 +84,17 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     assert intake.columns.metrics()["mean/reward"] == 1.0
 
 
+def test_values_that_were_not_finite_before_they_were_written_are_counted() -> None:
+    intake = Intake(Columns())
+    records = [{"reward": 1.0, "speed": None, "_ng_non_finite": ["speed"]}, {"reward": 1.0, "speed": 2.0}]
+    for _ in range(2):  # the second time every field is known
+        intake.take_finite([0, 0], [0, 1], records)
+        intake.take_finite([0, 0], [2, 3], records[::-1])
+        intake.take_finite([0, 0], [4, 5], [records[0], records[0]])
+    intake.take(0, 0, {"reward": 1.0, "_ng_non_finite": "speed"})  # somebody else's
+    assert intake.columns.odd == {"speed": 8}
+
+
 def test_a_rollout_that_took_several_tries_is_known_by_its_attempt_index() -> None:
     intake = Intake(Columns())
     for attempt in (None, 0, 2, 0, 1):

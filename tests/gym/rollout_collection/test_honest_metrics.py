@@ -99,6 +99,32 @@ def test_values_that_are_not_finite_are_counted(playground: Playground, capsys: 
     assert (metrics["non_finite/speed"], metrics["mean/speed"]) == (1, 3.0)
 
 
+def test_values_that_are_not_finite_are_still_counted_when_they_are_read_from_the_file(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.answer("0:0", speed=float("nan"), size=10**400)
+    playground.answer("1:0", speed=float("inf"))
+    playground.collect()
+    before = entry(playground)["agent_metrics"]
+    playground.output.with_name("rollouts_aggregate_metrics.json").unlink()
+    capsys.readouterr()
+    playground.collect(resume_from_cache=True)
+    assert "values that are NaN or infinite are left out: size 1, speed 2" in capsys.readouterr().err
+    assert entry(playground)["agent_metrics"] == before
+
+
+def test_values_that_are_not_finite_are_counted_of_a_rollout_that_took_several_tries(
+    playground: Playground, capsys: Capture
+) -> None:
+    playground.answer("1:0", "no rollout", status=503)
+    playground.collect()
+    playground.answer("1:0", speed=float("nan"))
+    playground.collect(resume_from_cache=True)
+    capsys.readouterr()
+    playground.collect(resume_from_cache=True)  # nothing is left: all is read from the file
+    assert "values that are NaN or infinite are left out: speed 1" in capsys.readouterr().err
+
+
 def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
     playground: Playground, capsys: Capture
 ) -> None:
