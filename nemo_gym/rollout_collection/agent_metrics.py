@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -94,7 +95,7 @@ async def agent_entries(
 
 
 def write_entries(path: Path, entries: Iterable[Entry]) -> None:
-    write_whole(path, _pieces(entries))
+    write_whole(path, _one_ahead(_pieces(entries)))
 
 
 def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
@@ -161,8 +162,9 @@ def _without_transcript(record: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _default_entry(agent: str, rollouts: AgentRollouts, missing: str | None = None) -> Entry:
     columns = rollouts.columns
-    summary = await asyncio.to_thread(summarize, agent, columns, rollouts.planned)
-    metrics = await asyncio.to_thread(columns.metrics)
+    summary, metrics = await asyncio.gather(
+        asyncio.to_thread(summarize, agent, columns, rollouts.planned), asyncio.to_thread(columns.metrics)
+    )
     keys = default_key_metrics(metrics)
     if missing is None:
         return Entry(agent, summary, metrics, keys, columns, columns)
@@ -173,6 +175,15 @@ async def _default_entry(agent: str, rollouts: AgentRollouts, missing: str | Non
 def _reason(error: Exception) -> str:
     text = one_line(str(error)) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
+
+
+def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same; while one piece is written, the next is made."""
+    with ThreadPoolExecutor(1) as maker:
+        upcoming = maker.submit(next, pieces, None)
+        while (piece := upcoming.result()) is not None:
+            upcoming = maker.submit(next, pieces, None)
+            yield piece
 
 
 def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
@@ -222,18 +233,13 @@ def _groups_piece(groups: list[Mapping[str, Any]]) -> bytes:
 
 
 def _table_piece(table: GroupTable) -> bytes:
-    """The same of a table that has every value: its numbers between texts that all groups share."""
-    groups, width = len(table.tasks), len(table.labels) + 1
-    numbers = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].replace(b"],[", b",")
-    values = numbers.split(b",")
-    pieces = [b""] * (2 * width * groups)
-    for place, label in enumerate([TASK_INDEX_KEY_NAME, *table.labels]):
-        before = b"\n      },\n      {\n" if place == 0 else b",\n"
-        pieces[2 * place :: 2 * width] = [before + b"        " + encode_json(label) + b": "] * groups
-    pieces[1 :: 2 * width] = [b"%d" % task for task in table.tasks]
-    for place in range(1, width):
-        pieces[2 * place + 1 :: 2 * width] = values[place - 1 :: width - 1]
-    return b"".join(pieces).removeprefix(b"\n      },") + b"\n      }"
+    """The same of a table that has every value: each row goes into a text that all groups share."""
+    labels = [encode_json(label).replace(b"%", b"%%") for label in [TASK_INDEX_KEY_NAME, *table.labels]]
+    group = b"\n      {\n        " + b",\n        ".join(label + b": %b" for label in labels) + b"\n      }"
+    rows = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
+    return b",".join(
+        [group % (b"%d" % task, *row.split(b",")) for task, row in zip(table.tasks, rows, strict=True)]
+    )
 
 
 def _indented(value: Any, levels: int) -> bytes:

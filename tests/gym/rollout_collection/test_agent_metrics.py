@@ -215,7 +215,12 @@ def test_without_servers_the_file_says_that_nobody_was_asked() -> None:
 
 
 def test_file_is_laid_out_as_python_would_and_keeps_the_order_of_the_agents(folder: Path) -> None:
-    agents = {"b": [rollout(0), rollout(1)], "ä": [rollout(3, text="x")], "empty": []}
+    odd_names = {"50% of %b": 2, 'quoted "ä"': 3.5}
+    agents = {
+        "b": [rollout(0, **odd_names), rollout(1, **odd_names)],
+        "ä": [rollout(3, text="x")],
+        "empty": [],
+    }
     entries = written(agents)
     text = Path("out_aggregate_metrics.json").read_text()
     assert text == json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
