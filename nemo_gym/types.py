@@ -17,6 +17,11 @@ ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
 NON_FINITE_KEY_NAME = "_ng_non_finite"
 """The fields of a rollout that were NaN or infinite, which JSON cannot say: null stands there."""
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""The tokens of one model call, on the last item that it generated."""
+LOG_PROBS_MODE_KEY_NAME = "generation_log_probs_mode"
+"""Beside them: which log-probabilities they are, in vLLM's words: `raw_logprobs` (before temperature and
+filters) or `processed_logprobs` (after)."""
 AGENT_REF_KEY_NAME = "agent_ref"
 RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
 RESPONSE_KEY_NAME = "response"

@@ -18,12 +18,13 @@ LAYERS = [
     {"codec", "activity"},
     {"http"},
     {"openai_utils"},
-    {"config_types", "path_utils", "terminal", "extras"},
+    {"formats"},
+    {"config_types", "path_utils", "terminal", "extras", "responses_converter"},
     {"config", "journal"},
     {"records"},
     {"metrics", "trackers"},
     {"global_config", "reward_profile", "prompt"},
-    {"client"},
+    {"client", "local_engine"},
     {"judge"},
     {"servers"},
     {"server_utils", "base_resources_server", "base_responses_api_agent", "base_responses_api_model"},
@@ -39,8 +40,10 @@ PUBLISHED = {
     "base_responses_api_agent",
     "base_responses_api_model",
     "config_types",
+    "formats",
     "global_config",
     "judge",
+    "local_engine",
     "openai_utils",
     "path_utils",
     "prompt",
@@ -49,7 +52,7 @@ PUBLISHED = {
     "rollout_collection",
     "server_utils",
 }
-HEAVY = {"torch", "ray", "wandb", "transformers", "mlflow", "pandas", "openai"}
+HEAVY = {"torch", "ray", "wandb", "transformers", "mlflow", "pandas", "openai", "xllamacpp"}
 
 
 def imported_modules(file: Path) -> set[str]:

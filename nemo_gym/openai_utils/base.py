@@ -5,10 +5,18 @@ itself, so validation costs one pass and a bad value gives one error. What is wr
 that an object has, not the annotation it stands under, so the fields of a subclass are never dropped.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
@@ -37,12 +45,25 @@ class WireObject(WireModel):
     """An object that is carried, not interpreted: all its fields are undeclared ones."""
 
 
+def _null_is_nan(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """JSON has no NaN: on the way here each became null. The sample is unfit to train on, not invalid."""
+    try:
+        return validate(value)
+    except ValidationError:
+        if not isinstance(value, list) or None not in value:
+            raise
+    return validate([math.nan if one is None else one for one in value])
+
+
+LogProbs = Annotated[list[float], WrapValidator(_null_is_nan)]
+
+
 class TokenIDLogProbMixin(BaseModel):
     """The tokens of one generation as the engine sampled them, never tokenised again from text."""
 
     prompt_token_ids: list[int]
     generation_token_ids: list[int]
-    generation_log_probs: list[float]
+    generation_log_probs: LogProbs
 
 
 class TokenIDLogProbTypedDictMixin(TypedDict):
@@ -50,7 +71,7 @@ class TokenIDLogProbTypedDictMixin(TypedDict):
 
     prompt_token_ids: list[int]
     generation_token_ids: list[int]
-    generation_log_probs: list[float]
+    generation_log_probs: LogProbs
 
 
 _TOKEN_FIELDS = ("generation_token_ids", "prompt_token_ids", "generation_log_probs")

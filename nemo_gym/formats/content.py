@@ -1,0 +1,88 @@
+"""Content of messages, part by part, both ways. A part of a type that is not known here stays as it is."""
+
+from typing import Any
+
+from nemo_gym.formats.errors import FormatError
+
+Part = dict[str, Any]
+
+
+def chat_content(content: Any) -> str | list[Part]:
+    """Content of a Responses message, or what a function answered, for a chat message."""
+    if isinstance(content, str):
+        return content
+    return [chat_part(part, index) for index, part in enumerate(checked_parts(content))]
+
+
+def responses_content(content: Any) -> str | list[Part]:
+    """Content of a chat message that the model did not write, for a Responses item."""
+    if isinstance(content, str):
+        return content
+    return [_responses_part(part, index) for index, part in enumerate(checked_parts(content))]
+
+
+def checked_parts(content: Any) -> list[Any]:
+    """Content that is no text: it must be a list of parts."""
+    if not isinstance(content, list):
+        raise FormatError(f"its content must be a text or a list of parts, not {type(content).__name__}")
+    return content
+
+
+def checked_part(part: Any, index: int) -> Part:
+    """A part of a content; it must be an object."""
+    if not isinstance(part, dict):
+        raise FormatError(f"a part must be an object, not {type(part).__name__}", f"content[{index}]")
+    return part
+
+
+def text_of(part: Part, index: int, key: str = "text") -> str:
+    """The text of a part, which must be there."""
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise FormatError(f"a part of type {part.get('type')!r} needs a {key!r}", f"content[{index}]")
+    return text
+
+
+def chat_part(part: Any, index: int) -> Part:
+    """One part of Responses content, for a chat message."""
+    kind = checked_part(part, index).get("type")
+    if kind in ("input_text", "text"):
+        return {**part, "type": "text", "text": text_of(part, index)}
+    if kind == "output_text":  # its annotations and log-probabilities are no input
+        return {"type": "text", "text": text_of(part, index)}
+    if kind == "input_image":
+        return {"type": "image_url", "image_url": _image_url(part, index)}
+    if kind == "input_file":
+        return {"type": "file", "file": _without_type(part)}
+    return part  # type: ignore[no-any-return]
+
+
+def _responses_part(part: Any, index: int) -> Part:
+    kind = checked_part(part, index).get("type")
+    if kind == "text":
+        return {**part, "type": "input_text", "text": text_of(part, index)}
+    if kind == "image_url":
+        image = part.get("image_url")
+        if isinstance(image, str):  # the short form that many endpoints take
+            return {"type": "input_image", "image_url": image}
+        if isinstance(image, dict) and isinstance(image.get("url"), str):
+            others = {key: value for key, value in image.items() if key != "url" and value is not None}
+            return {"type": "input_image", "image_url": image["url"], **others}
+        raise FormatError('an image needs {"image_url": {"url": ...}}', f"content[{index}]")
+    if kind == "file" and isinstance(part.get("file"), dict):
+        return {"type": "input_file", **part["file"]}
+    return part  # type: ignore[no-any-return]
+
+
+def _image_url(part: Part, index: int) -> dict[str, Any]:
+    url = part.get("image_url")
+    if not isinstance(url, str):
+        problem = "an image of a Chat Completions request is a URL; give 'image_url' in place of 'file_id'"
+        raise FormatError(problem, f"content[{index}]")
+    kept = _without_type(part)
+    del kept["image_url"]
+    return {"url": url, **kept}
+
+
+def _without_type(part: Part) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "type" and value is not None}

@@ -1,0 +1,65 @@
+"""What a model wrote, taken apart: reasoning, text and calls of tools.
+
+Reads the markup that most open models are trained on: `<think>…</think>` and, once per call,
+`<tool_call>{"name": …, "arguments": …}</tool_call>`. Markup that is not well-formed stays in the text, where
+a verifier and a person can see it.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemo_gym.formats.reasoning import split_reasoning
+
+CALL_BEGIN = "<tool_call>"
+CALL_END = "</tool_call>"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool; `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One generation, taken apart."""
+
+    reasoning: str | None
+    text: str
+    calls: list[Call] = field(default_factory=list)
+
+
+def parse_generated(text: str, *, tools_offered: bool) -> Generated:
+    """Take a generation apart; without tools on offer there are no calls in it."""
+    reasoning, text = split_reasoning(text)
+    if not tools_offered or CALL_BEGIN not in text:
+        return Generated(reasoning, text)
+    kept, *pieces = text.split(CALL_BEGIN)
+    calls: list[Call] = []
+    for piece in pieces:
+        written, end, rest = piece.partition(CALL_END)
+        call = _call(written)
+        if call is None:
+            kept += CALL_BEGIN + written + end + rest
+        else:
+            calls.append(call)
+            kept += rest
+    return Generated(reasoning, kept if kept.strip() or not calls else "", calls)
+
+
+def _call(written: str) -> Call | None:
+    try:
+        call: Any = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    if isinstance(arguments, str):  # JSON within JSON
+        return Call(call["name"], arguments)
+    if not isinstance(arguments, dict):
+        return None
+    return Call(call["name"], json.dumps(arguments, ensure_ascii=False))

@@ -1,0 +1,69 @@
+"""Token counts of an answer, both ways. Counts that only one API names are kept under their own names."""
+
+from typing import Any
+
+Usage = dict[str, Any]
+
+_CHAT = {
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+}
+_RESPONSES = {
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "input_tokens_details",
+    "output_tokens_details",
+}
+
+
+def responses_usage(usage: Any) -> Usage:
+    """A chat answer's usage, for a Response; all zeros where the endpoint sent none."""
+    if not isinstance(usage, dict):
+        usage = {}
+    given, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    counts = {
+        "input_tokens": given,
+        "input_tokens_details": _details(usage.get("prompt_tokens_details"), "cached_tokens"),
+        "output_tokens": generated,
+        "output_tokens_details": _details(usage.get("completion_tokens_details"), "reasoning_tokens"),
+        "total_tokens": _count(usage, "total_tokens") or given + generated,
+    }
+    return _with_others(counts, usage, _CHAT)
+
+
+def chat_usage(usage: Any) -> Usage:
+    """A Response's usage, for a chat answer; all zeros where there is none."""
+    if not isinstance(usage, dict):
+        usage = {}
+    given, generated = _count(usage, "input_tokens"), _count(usage, "output_tokens")
+    counts = {
+        "prompt_tokens": given,
+        "prompt_tokens_details": _details(usage.get("input_tokens_details"), "cached_tokens"),
+        "completion_tokens": generated,
+        "completion_tokens_details": _details(usage.get("output_tokens_details"), "reasoning_tokens"),
+        "total_tokens": _count(usage, "total_tokens") or given + generated,
+    }
+    return _with_others(counts, usage, _RESPONSES)
+
+
+def _count(usage: Usage, name: str) -> int:
+    count = usage.get(name)
+    return count if isinstance(count, int) else 0
+
+
+def _details(details: Any, name: str) -> Usage:
+    """With the one count that readers rely on; a null count is zero."""
+    if not isinstance(details, dict):
+        return {name: 0}
+    return {**details, name: details.get(name) or 0}
+
+
+def _with_others(counts: Usage, usage: Usage, known: set[str]) -> Usage:
+    for key, value in usage.items():
+        if key not in known and value is not None:
+            counts[key] = value
+    return counts

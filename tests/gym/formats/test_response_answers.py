@@ -1,0 +1,158 @@
+"""A Response as a Chat Completions answer."""
+
+import time
+from typing import Any
+
+import pytest
+
+from nemo_gym.formats import AnswerFormatError, ReasoningField, ReasoningTags, chat_completion
+
+FIELD, TAGS = ReasoningField(), ReasoningTags()
+TOKENS: dict[str, Any] = {
+    "prompt_token_ids": [1, 2],
+    "generation_token_ids": [3],
+    "generation_log_probs": [-0.5],
+    "generation_log_probs_mode": "raw_logprobs",
+}
+CALL = {"type": "function_call", "id": "f", "call_id": "c1", "name": "add", "arguments": "{}"}
+CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], **more}
+    return {"type": "message", "role": "assistant", "id": "m", "content": [part], "status": "completed"}
+
+
+def thought(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": text}], **more}
+
+
+def choice(*items: Any, style: Any = FIELD, **fields: Any) -> dict[str, Any]:
+    [only] = chat_completion({"output": list(items), **fields}, style)["choices"]
+    assert only["index"] == 0
+    return dict(only)
+
+
+def message(*items: Any, style: Any = FIELD) -> dict[str, Any]:
+    return dict(choice(*items, style=style)["message"])
+
+
+def test_items_become_one_message() -> None:
+    assert message(thought("t"), said("x"), CALL) == {
+        "role": "assistant",
+        "content": "x",
+        "reasoning_content": "t",
+        "tool_calls": [CHAT_CALL],
+    }
+    assert message(said("a"), said("b"))["content"] == "ab"
+    assert message(CALL)["content"] is None
+    assert message(thought("t"))["content"] is None
+    assert message()["content"] == ""
+    assert message({"role": "assistant", "content": "x"})["content"] == "x"
+    refusal = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert message(refusal) == {"role": "assistant", "content": None, "refusal": "no"}
+
+
+def test_reasoning_goes_between_tags_without_a_parser() -> None:
+    assert message(thought("t"), said("x"), style=TAGS)["content"] == "<think>t</think>x"
+    assert message(thought("t", status="incomplete"), style=TAGS)["content"] == "<think>t"
+
+
+def test_calls_of_tools_that_the_endpoint_ran_are_left_out() -> None:
+    assert message({"type": "web_search_call", "id": "w"}, said("x")) == {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("last", [said("x"), CALL, thought("t")])
+def test_the_message_carries_the_very_token_lists(last: dict[str, Any]) -> None:
+    made = message(thought("before"), last | TOKENS)
+    assert all(made[field] is TOKENS[field] for field in TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "finish_reason"),
+    [
+        ({}, "stop"),
+        ({"status": "completed", "incomplete_details": None}, "stop"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, "length"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "content_filter"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "other"}}, "length"),
+        ({"status": "incomplete"}, "length"),
+    ],
+)
+def test_how_a_response_ended(fields: dict[str, Any], finish_reason: str) -> None:
+    assert choice(said("x"), **fields)["finish_reason"] == finish_reason
+
+
+def test_a_response_with_calls_finished_with_them_unless_it_was_cut() -> None:
+    assert choice(CALL)["finish_reason"] == "tool_calls"
+    assert choice(CALL, status="incomplete")["finish_reason"] == "length"
+
+
+def test_log_probs_and_citations_leave_the_text() -> None:
+    one, two = [{"token": "a"}], [{"token": "b"}]
+    assert choice(said("a"))["logprobs"] is None
+    assert choice(said("a", logprobs=one))["logprobs"]["content"] is one
+    assert choice(said("a", logprobs=one), said("b", logprobs=two))["logprobs"]["content"] == one + two
+    cited = said("a", annotations=[{"type": "url_citation", "url": "u"}, {"type": "file_citation"}])
+    assert message(cited)["annotations"] == [
+        {"type": "url_citation", "url_citation": {"url": "u"}},
+        {"type": "file_citation"},
+    ]
+
+
+def test_the_rest_of_the_answer() -> None:
+    usage = {
+        "input_tokens": 1,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 6},
+        "total_tokens": 3,
+        "cost": 0.5,
+    }
+    extra = {"service_tier": "flex", "system_fingerprint": "f", "unknown": 1}
+    response = {"id": "resp_1", "created_at": 5.7, "model": "m", "output": [], "usage": usage, **extra}
+    answer = chat_completion({**response, "temperature": 1, "tools": [], "nothing": None}, FIELD)
+    del answer["choices"]
+    assert answer == {
+        "id": "resp_1",
+        "object": "chat.completion",
+        "created": 5,
+        "model": "m",
+        "usage": {
+            "prompt_tokens": 1,
+            "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens": 2,
+            "completion_tokens_details": {"reasoning_tokens": 6},
+            "total_tokens": 3,
+            "cost": 0.5,
+        },
+        **extra,
+    }
+
+
+def test_what_nobody_said_gets_a_default() -> None:
+    answer = chat_completion({"output": []}, FIELD)
+    assert answer["id"].startswith("chatcmpl-")
+    assert abs(answer["created"] - time.time()) < 60
+    assert answer["usage"]["total_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        ({}, "output: must be a list of items, not NoneType"),
+        ({"output": [], "status": "failed", "error": {"message": "busy"}}, "holds no answer: .*busy"),
+        ({"output": [], "status": "in_progress"}, "holds no answer: status 'in_progress'"),
+        ({"output": ["x"]}, r"output\[0\]: an item must be an object"),
+        ({"output": [{"type": "custom_tool_call"}]}, r"output\[0\]: an item of type 'custom_tool_call'"),
+        (
+            {"output": [CALL, {"type": "function_call_output", "output": "3"}]},
+            r"output\[1\]: an item of type",
+        ),
+        ({"output": [{"type": "message", "role": "user", "content": "x"}]}, r"output\[0\]: an item of type"),
+        ({"output": [said("x") | TOKENS, said("y")]}, r"output\[1\]: another model call begins"),
+    ],
+)
+def test_a_response_that_is_no_answer_of_one_call(response: dict[str, Any], error: str) -> None:
+    with pytest.raises(AnswerFormatError, match=error):
+        chat_completion(response, FIELD)
