@@ -15,6 +15,7 @@ COMMANDS = {
     "aggregate_rollouts": "Merge rollouts collected in several files and compute their metrics",
     "reward_profile": "Profile the rewards of each task",
     "compare": "Compare two runs task by task",
+    "token_report": "Check whether the tokens of a rollouts file can be trained on",
     "export": "Turn a rollouts file into Parquet, or into JSONL in the older form",
     "materialize_prompts": "Fill a prompt template from each row of a JSONL file",
     "init_resources_server": "Write the skeleton of a new environment",
@@ -126,6 +127,10 @@ def ng_reward_profile() -> None:
 
 def ng_compare() -> None:
     enter("compare", sys.argv[1:])
+
+
+def ng_token_report() -> None:
+    enter("token_report", sys.argv[1:])
 
 
 def ng_export() -> None:

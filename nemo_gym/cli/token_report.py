@@ -1,0 +1,188 @@
+"""`ng_token_report`: whether tokens can be trained on, as text or as JSON."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+
+from pydantic import Field
+
+from nemo_gym.analysis.token_breaks import CAUSES
+from nemo_gym.analysis.token_defects import DEFECTS
+from nemo_gym.analysis.token_findings import Break, Place, TokenReport
+from nemo_gym.analysis.token_report import DEFAULT_MOST_BREAKS, report_tokens
+from nemo_gym.cli.command import Command
+from nemo_gym.config import GymConfig
+from nemo_gym.config.roots import expand
+from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.records import BadLines
+from nemo_gym.terminal import counted, one_line, table
+
+_SPACE = "·"
+
+
+class TokenReportConfig(BaseNeMoGymCLIConfig):
+    rollouts_jsonl_fpath: str
+    """The file of rollouts whose tokens are checked. Exit code 1 means that something was found."""
+    tokenizer: str | None = None
+    """Where the texts of tokens come from: a GGUF file, a tokenizer.json, or a folder that holds one. Texts
+    tell more causes apart. Without it, texts in the rollouts are used, or ids alone are shown."""
+    most_breaks: int = Field(default=DEFAULT_MOST_BREAKS, ge=0)
+    """How many breaks are shown token by token; all of them are counted."""
+    allow_missing: bool = False
+    """Accept a file in which no rollout has token ids. Else the exit code is 1 then."""
+    json_output: bool = False
+    """Print one JSON object instead of text."""
+    skip_bad_lines: bool = False
+    """Leave out lines that are no rollouts, and rollouts whose key stands in an earlier line, and say which.
+    Else the first of them ends the command."""
+
+
+def run(config: GymConfig, options: TokenReportConfig) -> int:
+    bad_lines = BadLines(options.skip_bad_lines)
+    found = report_tokens(
+        expand(options.rollouts_jsonl_fpath),
+        tokenizer=None if options.tokenizer is None else expand(options.tokenizer),
+        most_breaks=options.most_breaks,
+        bad_lines=bad_lines,
+    )
+    for line in bad_lines.told():
+        print(line, file=sys.stderr)
+    if options.json_output:
+        print(json.dumps(found.as_data(), indent=2, allow_nan=False))
+    else:
+        print("\n".join(report(found, options)))
+    is_missing = not found.rollouts_with_tokens and not options.allow_missing
+    return 0 if found.is_clean and not is_missing else 1
+
+
+def report(found: TokenReport, options: TokenReportConfig) -> Iterator[str]:
+    """The lines for people."""
+    yield f"{found.path}"
+    yield from _counts(found)
+    if found.causes:
+        yield ""
+        yield "Breaks by likely cause:"
+        by_count = sorted(found.causes.items(), key=lambda entry: -entry[1])
+        yield table(["cause", "turns", "meaning"], [[name, n, CAUSES[name]] for name, n in by_count])
+        yield from _shown_breaks(found, options)
+    if found.defects:
+        yield ""
+        yield "Defects:"
+        rows = [
+            [name, count.items, count.values, DEFECTS[name], _places(count.first, count.items)]
+            for name, count in found.defects.items()
+        ]
+        yield table(["defect", "items", "values", "meaning", "first at"], rows)
+    yield ""
+    yield _verdict(found)
+
+
+def _counts(found: TokenReport) -> Iterator[str]:
+    without = f"{found.rollouts_without_tokens} without"
+    yield f"Rollouts: {found.rollouts}, {found.rollouts_with_tokens} with token ids, {without}"
+    if not found.turns:
+        return
+    yield f"Turns: {found.turns}, {found.follow_up_turns} of them after another; {_continuity(found)}"
+    if found.unchecked_turns:
+        yield f"Not compared: {counted(found.unchecked_turns, 'turn')}, next to token fields with a defect"
+    masked = f", {found.masked_rollouts} masked by the environment" if found.masked_rollouts else ""
+    yield (
+        f"Tokens: {found.prompt_tokens:,} in the last prompts, {found.generated_tokens:,} generated, "
+        f"{found.trainable_tokens:,} trainable (of {counted(found.trainable_rollouts, 'rollout')} without "
+        f"break and defect{masked})"
+    )
+    modes = ", ".join(f"{one_line(mode)} {count}" for mode, count in found.log_probs_modes.items())
+    yield f"Log-probabilities (turns): {modes}"
+    if len(found.log_probs_modes) > 1:
+        yield "warning: not all turns have the same kind of log-probabilities; train on one kind only"
+
+
+def _continuity(found: TokenReport) -> str:
+    share = found.continuous_share
+    if share is None:
+        return "none to compare"
+    # Rounded down: 100 % means all.
+    percent = math.floor(share * 1000) / 10
+    text = f"{percent:.0f}" if percent in (0.0, 100.0) else f"{percent:.1f}"
+    return f"{text} % of those go on with its tokens ({counted(found.break_count, 'break')})"
+
+
+def _shown_breaks(found: TokenReport, options: TokenReportConfig) -> Iterator[str]:
+    for one in found.breaks:
+        yield ""
+        yield from _break_lines(one)
+    left = found.break_count - len(found.breaks)
+    if left:
+        yield ""
+        yield f"… and {counted(left, 'more break')}; +most_breaks=<number> shows more"
+    if any(one.text_source is None for one in found.breaks):
+        yield ""
+        if options.tokenizer is None:
+            yield "For the texts of tokens, name the model's GGUF file or tokenizer.json: +tokenizer=<path>"
+        else:
+            tokenizer = one_line(options.tokenizer)
+            yield f"warning: {tokenizer} does not know all of these ids; is it the tokenizer of the model?"
+
+
+def _break_lines(one: Break) -> Iterator[str]:
+    yield (
+        f"Line {one.line}, rollout {one.key}, turn {one.turn}: differs from token {one.position} on "
+        f"({one.seen_length} seen before, {one.prompt_length} in its prompt); likely {one.cause}"
+    )
+    has_pieces = any(pair.seen_text is not None or pair.prompt_text is not None for pair in one.tokens)
+    rows = []
+    for pair in one.tokens:
+        seen, prompt = [_id(pair.seen_id)], [_id(pair.prompt_id)]
+        if has_pieces:
+            seen.append(_visible(pair.seen_text))
+            prompt.append(_visible(pair.prompt_text))
+        mark = "≠" if pair.seen_id != pair.prompt_id else ""
+        rows.append([str(pair.position), *seen, *prompt, mark])
+    header = ["seen", "text", "prompt", "text"] if has_pieces else ["seen", "prompt"]
+    yield table(["position", *header, ""], rows)
+    if one.seen_text is not None and one.prompt_text is not None:
+        yield f"seen:   {_visible(one.seen_text)}"
+        yield f"prompt: {_visible(one.prompt_text)}"
+
+
+def _id(token: int | None) -> str:
+    return "–" if token is None else str(token)
+
+
+def _visible(text: str | None) -> str:
+    """In quotes, with newlines and spaces that can be seen and counted."""
+    return "" if text is None else one_line(json.dumps(text, ensure_ascii=False).replace(" ", _SPACE))
+
+
+def _places(first: Sequence[Place], count: int) -> str:
+    shown = ", ".join(f"line {one.line} ({one.key}) output[{one.item}]" for one in first)
+    return shown if len(first) == count else f"{shown}, …"
+
+
+def _verdict(found: TokenReport) -> str:
+    if not found.rollouts:
+        return "There is no rollout in the file."
+    defects = sum(count.items for count in found.defects.values())
+    if not found.is_clean:
+        what = f"{counted(found.break_count, 'break')} and {counted(defects, 'defect')}"
+        return f"Not all tokens can be trained on: {what} found."
+    if not found.rollouts_with_tokens:
+        return (
+            "No rollout has token ids: token information was off. Collect with "
+            "return_token_id_information: true on the model server."
+        )
+    if found.rollouts_without_tokens:
+        count = counted(found.rollouts_without_tokens, "rollout")
+        return f"All tokens can be trained on; {count} without any must be left out."
+    return "All tokens can be trained on."
+
+
+COMMAND = Command(
+    "token_report",
+    TokenReportConfig,
+    run,
+    "ng_token_report results/calculator.jsonl",
+    reads_files=False,
+    positional=("rollouts_jsonl_fpath",),
+)
