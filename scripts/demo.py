@@ -1,88 +1,69 @@
-"""`make demo`: collects rollouts with the calculator, shows one of them, the metrics and the files.
+"""`make demo`: a small LLM on this machine plays eight tasks of the calculator four times each.
 
-The model is a scripted endpoint, started here, that the model server reaches over real HTTP; everything
-else is what a real run uses, and the command that is run is printed.
+It shows the command that is run, its progress, the metrics and the files, and one of the rollouts. The model
+is a real one, SmolLM2 with 135 million parameters: it is here for the plumbing, not for its capabilities.
 """
 
 import json
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from scripts.scripted_endpoint import Item, ScriptedEndpoint, function_call, message, tool_outputs, user_text
+from nemo_gym.terminal import one_line
 
 CONFIGS = [
     "resources_servers/calculator/configs/calculator.yaml",
-    "responses_api_models/openai_model/configs/openai_model.yaml",
+    "responses_api_models/local_model/configs/local_model_for_training.yaml",
 ]
 OUTPUT = Path("results/demo/calculator.jsonl")
-_OPERATORS = {"\u00d7": "*", "\u00f7": "/", "\u2212": "-", "% of": " / 100 *", ",": ""}
-"""The question's signs and what a calculator takes."""
+COMMAND = [
+    "ng_collect_rollouts",
+    f"+config_paths=[{','.join(CONFIGS)}]",
+    "+agent_name=calculator_simple_agent",
+    "+input_jsonl_fpath=resources_servers/calculator/data/few_shot.jsonl",
+    f"+output_jsonl_fpath={OUTPUT}",
+    "+num_repeats=4",
+    "+num_repeats_add_seed=true",
+    "+num_samples_in_parallel=2",
+]
+CHECK = ["ng_token_report", str(OUTPUT)]
 
 
-def scripted_model(request: dict[str, Any]) -> list[Item]:
-    """Calls the calculator, then says what it answered."""
-    results = tool_outputs(request)
-    if not results:
-        return [function_call("calculator", expression=expression(user_text(request)))]
-    return [message(f"The answer is {json.loads(results[-1])}.")]
+def run(command: list[str]) -> int:
+    print(f"\n$ {shlex.join(command)}", flush=True)
+    return subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]]).returncode
 
 
-def expression(question: str) -> str:
-    """What to type for a question of the example data."""
-    plain = question.removeprefix("What is ").rstrip("?")
-    for sign, typed in _OPERATORS.items():
-        plain = plain.replace(sign, typed)
-    numbers = re.findall(r"\d+", plain)
-    if "books" in plain:
-        return "{} * {} + {}".format(*numbers)
-    if "stickers" in plain:
-        return "({} - {}) / {}".format(*numbers)
-    return plain
-
-
-def described(item: Item) -> str:
+def described(item: dict[str, Any]) -> str:
     """One item of a conversation as a line."""
     match item.get("type", "message"):
         case "function_call":
-            arguments = json.loads(item["arguments"])
-            return f"model  calls {item['name']}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+            return f"model calls {item['name']}({item['arguments']})"
         case "function_call_output":
-            return f"tool   answers {item['output']}"
+            return f"tool answers {item['output']}"
         case _ if isinstance(item["content"], str):
-            return f"{item['role']:6} {item['content']}"
+            return f"{item['role']}: {item['content']}"
         case _:
-            return f"model  {item['content'][0]['text']}"
+            return f"model: {item['content'][0]['text']}"
 
 
 def show(rollout: dict[str, Any]) -> None:
-    print("\nOne of the rollouts:")
-    for item in [*rollout["responses_create_params"]["input"], *rollout["response"]["output"]]:
-        print(f"  {described(item)}")
+    print("\nOne of the rollouts, after the worked examples in its prompt:")
+    question = rollout["responses_create_params"]["input"][-1]
+    for item in [question, *rollout["response"]["output"]]:
+        print(f"  {one_line(described(item))}")  # a model wrote it: made harmless
     tokens = rollout["response"]["usage"]["total_tokens"]
     print(f"  reward {rollout['reward']} (expected {rollout['expected_answer']}), {tokens} tokens")
 
 
 def main() -> int:
-    with ScriptedEndpoint(scripted_model) as endpoint:
-        command = [
-            "ng_collect_rollouts",
-            f"+config_paths=[{','.join(CONFIGS)}]",
-            *(f"+{key}={value}" for key, value in endpoint.settings.items()),
-            "+agent_name=calculator_simple_agent",
-            "+input_jsonl_fpath=resources_servers/calculator/data/example.jsonl",
-            f"+output_jsonl_fpath={OUTPUT}",
-            "+limit=50",
-            "+num_repeats=4",
-        ]
-        print(shlex.join(command), flush=True)
-        code = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]]).returncode
+    code = run(COMMAND)
     if code == 0:
-        with OUTPUT.open() as file:
-            show(json.loads(file.readline()))
+        rollouts = [json.loads(line) for line in OUTPUT.read_text().splitlines()]
+        show(max(rollouts, key=lambda rollout: rollout["reward"]))
+        code = run(CHECK)
     return code
 
 

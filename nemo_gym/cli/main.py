@@ -18,6 +18,7 @@ COMMANDS = {
     "token_report": "Check whether the tokens of a rollouts file can be trained on",
     "export": "Turn a rollouts file into Parquet, or into JSONL in the older form",
     "materialize_prompts": "Fill a prompt template from each row of a JSONL file",
+    "fetch_model": "Fetch the weights of the local model into the cache",
     "init_resources_server": "Write the skeleton of a new environment",
     "test": "Run the tests of a component",
     "version": "Show the versions of the package and what it stands on",
@@ -139,6 +140,10 @@ def ng_export() -> None:
 
 def ng_materialize_prompts() -> None:
     enter("materialize_prompts", sys.argv[1:])
+
+
+def ng_fetch_model() -> None:
+    enter("fetch_model", sys.argv[1:])
 
 
 def ng_init_resources_server() -> None:

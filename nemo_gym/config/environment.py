@@ -7,6 +7,7 @@ from nemo_gym.errors import ConfigError
 
 _EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
 _MAX_ROLLOUT_ATTEMPTS = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
+_CACHE_HOME = "XDG_CACHE_HOME"
 
 
 def extra_roots() -> tuple[Path, ...]:
@@ -25,3 +26,9 @@ def max_rollout_attempts(default: int = 3) -> int:
             f"environment variable {_MAX_ROLLOUT_ATTEMPTS}={text!r}: must be a whole number >= 1"
         )
     return int(text)
+
+
+def user_cache_dir() -> Path:
+    """Where this user keeps what can be had again, over all projects."""
+    home = os.environ.get(_CACHE_HOME, "").strip()
+    return (Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()) / "nemo_gym"

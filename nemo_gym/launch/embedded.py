@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,19 @@ async def open_servers(
 
 
 @asynccontextmanager
-async def host_embedded(config: GymConfig) -> AsyncIterator[ServerClient]:
-    """Host the servers of a configuration here while the context is open."""
+async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -> AsyncIterator[ServerClient]:
+    """Host the servers of a configuration here while the context is open; those `elsewhere` run already."""
     raise_file_limit()
     servers: dict[str, HostedServer] = {}
     local: Mapping[str, LocalServer] = servers
     client = ServerClient(config.head_server, config.values, local_servers=local)
     with global_config_dict(config.values), _current(client):
         try:
-            for instance in config.servers:
+            here = [instance for instance in config.servers if instance.name not in elsewhere]
+            for instance in here:
                 servers[instance.name] = build_hosted(config, instance.name, client)
             async with AsyncExitStack() as running:
-                for instance in config.servers:
+                for instance in here:
                     await running.enter_async_context(_alive(config, instance, servers[instance.name]))
                 yield client
         finally:

@@ -5,7 +5,7 @@ Invariant: when the context is left, however it is left, none of the processes i
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -36,11 +36,20 @@ class FleetConfig(BaseNeMoGymCLIConfig):
 class Fleet:
     """The processes of a configuration's servers."""
 
-    def __init__(self, config: GymConfig, options: FleetConfig, on_line: LogLine) -> None:
+    def __init__(
+        self,
+        config: GymConfig,
+        options: FleetConfig,
+        on_line: LogLine,
+        *,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """`only`: the names of those that get a process; None: all."""
         self._options = options
         self.processes = [
             ServerProcess(config, instance, port, worker, on_line)
             for instance in config.servers
+            if only is None or instance.name in only
             for worker, port in _workers(instance.settings.get("worker_ports"), instance.port or 0)
         ]
 

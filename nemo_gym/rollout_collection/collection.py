@@ -194,16 +194,18 @@ class Collection:
         if not prepared.owed.to_run:
             return None
         client: ServerClient | None = None
-        if self._config.executor == "local":
-            try:
-                async with asyncio.timeout(None) as self._opening:
+        try:
+            async with asyncio.timeout(None) as self._opening:
+                if self._config.executor == "local":
                     client = await opened.enter_async_context(self._servers.open())
-            except TimeoutError:
-                if self._stopped_by is None:
-                    raise
-                return None  # stopped before it began
-            finally:
-                self._opening = None
+                else:
+                    self._servers = await opened.enter_async_context(self._servers.shared())
+        except TimeoutError:
+            if self._stopped_by is None:
+                raise
+            return None  # stopped before it began
+        finally:
+            self._opening = None
         executor = self._executor = open_executor(self._config, self._servers, client, prepared.owed.to_run)
         recorder.in_flight = executor.in_flight
         recorder.on_trouble = lambda: executor.stop(0.0)
@@ -347,7 +349,12 @@ def open_executor(
             "ng_collect_rollouts with '+config_paths=[…]'"
         )
     setup = WorkerSetup(
-        dump_config(servers.config()), servers.to_host is not None, policy, config.call_timeout_s, ceiling
+        config=dump_config(servers.config()),
+        is_embedded=servers.to_host is not None,
+        elsewhere=servers.elsewhere,
+        policy=policy,
+        call_timeout_s=config.call_timeout_s,
+        adaptive_ceiling=ceiling,
     )
     workers = config.num_workers or len(os.sched_getaffinity(0))
     return ProcessExecutor(setup, min(workers, to_run), config.parallel)

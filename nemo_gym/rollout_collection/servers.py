@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from nemo_gym.http import (
     set_global_aiohttp_client,
 )
 from nemo_gym.launch import host_embedded
+from nemo_gym.launch.shared import host_shared
 from nemo_gym.rollout_collection.manifest import differences, server_settings
 from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
 
@@ -37,17 +38,28 @@ class Servers:
     """Their configuration, as plain data."""
     to_host: GymConfig | None = None
     """What to host; None where they run already."""
+    elsewhere: frozenset[str] = frozenset()
+    """Names of servers to host that run in processes of their own already."""
     running: ServerClient | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ServerClient]:
         """A client of the servers, which run meanwhile."""
         if self.to_host is not None:
-            async with host_embedded(self.to_host) as client:
+            async with host_embedded(self.to_host, elsewhere=self.elsewhere) as client:
                 yield client
         else:
             assert self.running is not None
             yield self.running
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator["Servers"]:
+        """These, to be hosted in several processes; those that all of them share run meanwhile."""
+        if self.to_host is None:
+            yield self
+            return
+        async with host_shared(self.to_host) as shared:
+            yield replace(self, to_host=shared.config, elsewhere=shared.names)
 
     @property
     def where(self) -> str:

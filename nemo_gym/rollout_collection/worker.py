@@ -50,6 +50,8 @@ class WorkerSetup:
     """As `dump_config` writes it."""
     is_embedded: bool
     """Whether the worker hosts the servers; else it calls those that run elsewhere."""
+    elsewhere: frozenset[str]
+    """Names of servers that it does not host though: all workers share them."""
     policy: RolloutPolicy
     call_timeout_s: float
     adaptive_ceiling: int
@@ -143,7 +145,7 @@ class Worker:
 async def _servers(setup: WorkerSetup) -> AsyncIterator[ServerClient]:
     config = config_from_bytes(setup.config)
     if setup.is_embedded:
-        async with host_embedded(config) as client:
+        async with host_embedded(config, elsewhere=setup.elsewhere) as client:
             yield client
     else:
         yield ServerClient(config.head_server, config.values)

@@ -5,7 +5,7 @@ import sys
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
@@ -75,6 +75,10 @@ class BaseServer(BaseModel):
 
 class SimpleServer(BaseServer):
     """A server that other components call through their client."""
+
+    one_per_run: ClassVar[bool] = False
+    """Whether a run whose rollouts are played in several processes has one for all of them, in a process of
+    its own, instead of one in each: it is large, or what it holds cannot be had twice."""
 
     server_client: ServerClient
 

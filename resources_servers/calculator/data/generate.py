@@ -1,10 +1,10 @@
-"""Writes example.jsonl: the same 200 questions on every run.
+"""Writes example.jsonl, the same 200 questions on every run, and few_shot.jsonl, eight with worked examples.
 
 python -m resources_servers.calculator.data.generate
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -91,6 +91,41 @@ def sharing(random: Random) -> Problem:
     return Problem(question, f"({start} - {gone}) / {people}", share)
 
 
+WORKED = (
+    Problem("What is 12 + 30?", "12 + 30", 42),
+    Problem("What is 7 \u00d7 8?", "7 * 8", 56),
+    Problem("What is 90 \u2212 45?", "90 - 45", 45),
+)
+"""Examples in the prompt: a small model needs three to learn how a tool is called."""
+
+FEW_SHOT = (
+    Problem("What is 14 + 28?", "14 + 28", 42),
+    Problem("What is 47 \u00d7 23?", "47 * 23", 1081),
+    Problem("What is 384 \u2212 129?", "384 - 129", 255),
+    Problem("What is 600 \u2212 88?", "600 - 88", 512),
+    Problem("What is 1250 + 375?", "1250 + 375", 1625),
+    Problem("What is 81 + 17?", "81 + 17", 98),
+    Problem("What is 16 \u00d7 9?", "16 * 9", 144),
+    Problem("What is 720 \u2212 350?", "720 - 350", 370),
+)
+"""Questions that a small model gets right now and then."""
+
+FEW_SHOT_SYSTEM = "Use the calculator."
+FEW_SHOT_CALCULATOR = {
+    "type": "function",
+    "name": "calculator",
+    "description": "Evaluate an arithmetic expression.",
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+    },
+}
+"""Both short: a machine without a GPU reads some hundred tokens a second, and the examples say the rest."""
+
+MOST_TOKENS = 48
+"""Of one generation: a small model that has lost the thread does not find it again."""
+
 KINDS: tuple[Callable[[Random], Problem], ...] = (plus, minus, times, percent, division, purchase, sharing)
 
 
@@ -112,9 +147,47 @@ def row(problem: Problem) -> dict[str, Any]:
     }
 
 
+def few_shot_row(problem: Problem) -> dict[str, Any]:
+    """A row whose prompt shows worked examples, to be sampled as the model has it."""
+    shown = [item for number, worked in enumerate(WORKED, 1) for item in worked_example(worked, number)]
+    system, question = (
+        {"role": "system", "content": FEW_SHOT_SYSTEM},
+        {"role": "user", "content": problem.question},
+    )
+    return {
+        "responses_create_params": {
+            "input": [system, *shown, question],
+            "tools": [FEW_SHOT_CALCULATOR],
+            "temperature": 1.0,
+            "max_output_tokens": MOST_TOKENS,
+        },
+        "expected_answer": str(problem.answer),
+    }
+
+
+def worked_example(problem: Problem, number: int) -> list[dict[str, Any]]:
+    """A question, the call of the calculator, what it answers, and the answer."""
+    call_id, arguments = f"example_{number}", json.dumps({"expression": problem.expression})
+    return [
+        {"role": "user", "content": problem.question},
+        {"type": "function_call", "call_id": call_id, "name": "calculator", "arguments": arguments},
+        {"type": "function_call_output", "call_id": call_id, "output": json.dumps(str(problem.answer))},
+        {"role": "assistant", "content": f"The answer is {problem.answer}."},
+    ]
+
+
+def jsonl(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
+
+
 def example_jsonl() -> str:
-    return "".join(json.dumps(row(problem), ensure_ascii=False) + "\n" for problem in problems())
+    return jsonl(map(row, problems()))
+
+
+def few_shot_jsonl() -> str:
+    return jsonl(map(few_shot_row, FEW_SHOT))
 
 
 if __name__ == "__main__":
     Path(__file__).with_name("example.jsonl").write_text(example_jsonl(), encoding="utf-8")
+    Path(__file__).with_name("few_shot.jsonl").write_text(few_shot_jsonl(), encoding="utf-8")

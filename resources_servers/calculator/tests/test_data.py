@@ -6,10 +6,21 @@ from resources_servers.calculator.arithmetic import evaluate, format_number
 from resources_servers.calculator.data import generate
 
 EXAMPLES = Path(__file__).parents[1] / "data" / "example.jsonl"
+FEW_SHOT = EXAMPLES.with_name("few_shot.jsonl")
 
 
 def test_example_file_is_what_the_script_writes() -> None:
     assert EXAMPLES.read_text(encoding="utf-8") == generate.example_jsonl()
+    assert FEW_SHOT.read_text(encoding="utf-8") == generate.few_shot_jsonl()
+
+
+def test_few_shot_rows_show_three_worked_examples_that_are_right() -> None:
+    for line in FEW_SHOT.read_text(encoding="utf-8").splitlines():
+        params = BaseRunRequest.model_validate_json(line).responses_create_params
+        assert len(params.input) == 2 + 4 * 3
+        assert params.temperature == 1.0
+    for problem in (*generate.WORKED, *generate.FEW_SHOT):
+        assert format_number(evaluate(problem.expression)) == str(problem.answer), problem.question
 
 
 def test_there_are_200_different_rows_and_the_story_comes_first() -> None:

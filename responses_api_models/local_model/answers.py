@@ -1,0 +1,94 @@
+"""A generation as an answer of the Chat Completions API."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from nemo_gym.formats.generated_text import parse_generated
+from nemo_gym.local_engine import Generation
+from nemo_gym.local_engine.generation import LOG_PROBS_MODE
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an answer is to hold."""
+
+    calls: bool
+    """Whether tools were offered."""
+    tokens: bool
+    """Ids and log-probabilities as they were sampled, on the message."""
+    log_probs: bool
+    """Those that the API has a place for, on the choice."""
+
+
+def completion(generation: Generation, prompt: list[int], model: str, wanted: Wanted) -> dict[str, Any]:
+    """The answer."""
+    written = parse_generated(generation.text, tools_offered=wanted.calls)
+    message: dict[str, Any] = {"role": "assistant", "content": written.text}
+    if written.reasoning is not None:
+        message["reasoning_content"] = written.reasoning
+    if written.calls:
+        message["content"] = written.text or None
+        message["tool_calls"] = [
+            {
+                "id": f"call_{uuid4().hex}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in written.calls
+        ]
+    if wanted.tokens:
+        message["prompt_token_ids"] = prompt
+        message["generation_token_ids"] = generation.token_ids
+        message["generation_log_probs"] = generation.log_probs
+        message["generation_log_probs_mode"] = LOG_PROBS_MODE
+    finish_reason = _finish_reason(generation, message)
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
+    if wanted.log_probs:
+        choice["logprobs"] = {"content": [_as_asked(told) for told in generation.told]}
+    return _answer(choice, model, len(prompt), len(generation.token_ids), generation.cached_tokens)
+
+
+def no_room(prompt_tokens: int, model: str) -> dict[str, Any]:
+    """The answer to a prompt that does not fit into the context."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "length"}
+    return _answer(choice, model, prompt_tokens, 0, 0)
+
+
+def _finish_reason(generation: Generation, message: dict[str, Any]) -> str:
+    if generation.ended_by == "length":
+        return "length"
+    return "tool_calls" if "tool_calls" in message else "stop"
+
+
+def _answer(
+    choice: dict[str, Any], model: str, prompt_tokens: int, tokens: int, cached_tokens: int
+) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+def _as_asked(told: dict[str, Any]) -> dict[str, Any]:
+    """What the API says of a token: all but its id."""
+    return {
+        "token": told["token"],
+        "logprob": told["logprob"],
+        "bytes": told["bytes"],
+        "top_logprobs": [
+            {"token": one["token"], "logprob": one["logprob"], "bytes": one["bytes"]}
+            for one in told["top_logprobs"]
+        ],
+    }

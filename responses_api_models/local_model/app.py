@@ -1,0 +1,122 @@
+"""A real LLM on this machine as a model server: llama.cpp in a process of its own, looked after here."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, HTTPException
+from pydantic import PrivateAttr
+
+from nemo_gym.base_responses_api_model import Body, SimpleResponsesAPIModel
+from nemo_gym.local_engine import LocalEngine, generate
+from nemo_gym.local_engine.conversation import Conversation, only_token
+from nemo_gym.local_engine.generation import PromptTooLongError, takes_grammar
+from nemo_gym.openai_utils import (
+    NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from nemo_gym.responses_converter import RequestFormatError, VLLMConverter
+from responses_api_models.local_model.answers import Wanted, completion, no_room
+from responses_api_models.local_model.config import LocalModelConfig
+from responses_api_models.local_model.constraints import constraints_of, offered_tools
+from responses_api_models.local_model.messages import checked_messages
+from responses_api_models.local_model.sampling import BadParameterError, sampling_of
+
+DRAIN_S = 3.0
+"""For generations that still run when the server stops."""
+MOST_GRAMMARS = 256
+
+
+class LocalModel(SimpleResponsesAPIModel):
+    config: LocalModelConfig
+    one_per_run: ClassVar[bool] = True
+
+    _eos_token_id: int | None = PrivateAttr(default=None)
+    _knows_tools: bool = PrivateAttr(default=False)
+    _grammars: set[str] = PrivateAttr(default_factory=set)
+    """Those that the engine is known to take."""
+
+    def setup_webserver(self) -> FastAPI:
+        app = super().setup_webserver()
+        app.router.lifespan_context = self._running
+        return app
+
+    @asynccontextmanager
+    async def _running(self, app: FastAPI) -> AsyncIterator[None]:
+        await self.engine.start()
+        try:
+            properties = await self.engine.ask("/props", {})
+            self._eos_token_id = await only_token(self.engine, properties["eos_token"])
+            self._knows_tools = properties["chat_template_caps"]["supports_tools"]
+            yield
+        finally:
+            await self.engine.stop(DRAIN_S)
+
+    @cached_property
+    def engine(self) -> LocalEngine:
+        return LocalEngine(self.config.engine_settings())
+
+    @cached_property
+    def converter(self) -> VLLMConverter:
+        return VLLMConverter(return_token_id_information=True)
+
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+        params, began = body.model_dump(mode="json", exclude_unset=True), time.time()
+        try:
+            request = self.converter.chat_request(params)
+        except RequestFormatError as error:
+            raise HTTPException(400, str(error)) from error
+        answer: Any = self.converter.response(await self._complete(request), params)
+        return answer | {"created_at": began, "completed_at": time.time()}
+
+    async def chat_completions(
+        self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+    ) -> NeMoGymChatCompletion:
+        return await self._complete(body.model_dump(mode="json", exclude_unset=True))
+
+    async def _complete(self, request: dict[str, Any]) -> Any:
+        try:
+            return await self._generate(request)
+        except BadParameterError as error:
+            raise HTTPException(400, str(error)) from error
+
+    async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        sampling, tools = sampling_of(request), offered_tools(request)
+        if tools and not self._knows_tools:
+            raise BadParameterError(
+                f"tools: the chat template of {self.model_name} shows none; set chat_template"
+            )
+        kwargs = self.config.chat_template_kwargs | sampling.template_kwargs
+        conversation = Conversation(checked_messages(request.get("messages")), tools, kwargs)
+        prompt = await conversation.prompt(self.engine, self._eos_token_id)
+        with_tokens = self.config.return_token_id_information
+        asked = 0 if with_tokens and sampling.top_log_probs is None else sampling.top_log_probs
+        parameters = sampling.parameters | constraints_of(request)
+        await self._check_grammar(parameters.get("grammar"))
+        try:
+            generation = await generate(self.engine, prompt, parameters, top_log_probs=asked)
+        except PromptTooLongError:
+            return no_room(len(prompt), self.model_name)
+        wanted = Wanted(bool(tools), with_tokens, sampling.top_log_probs is not None)
+        return completion(generation, prompt, self.model_name, wanted)
+
+    async def _check_grammar(self, grammar: str | None) -> None:
+        if grammar is None or grammar in self._grammars:
+            return
+        if not await takes_grammar(self.engine, grammar):
+            raise BadParameterError("the engine cannot hold a generation to this JSON schema; simplify it")
+        if len(self._grammars) >= MOST_GRAMMARS:
+            self._grammars.clear()
+        self._grammars.add(grammar)
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.settings.model_path.stem
+
+
+if __name__ == "__main__":
+    LocalModel.run_webserver()

@@ -1,0 +1,168 @@
+"""The parameters of a request, checked one by one, and what they are called in the engine.
+
+The engine itself takes a negative temperature or a misspelt name without a word; here each is refused.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+UNTOUCHED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+"""Sampling as the model has it. The engine's own defaults cut unlikely tokens off."""
+
+MOST_TOP_LOG_PROBS = 20
+_SEEDS = 2**32 - 1
+"""So many are there: the next number asks the engine for one of its own."""
+
+_TAKEN = {"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "n", "logprobs"} | {
+    "top_logprobs",
+    "chat_template_kwargs",
+    "stop",
+    "seed",
+    "max_tokens",
+    "max_completion_tokens",
+    "logit_bias",
+}
+_WITHOUT_EFFECT = {"model", "stream", "stream_options", "metadata", "user", "store", "service_tier"} | {
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "verbosity",
+}
+"""Fields of the API that say nothing to a model on this machine."""
+
+
+class BadParameterError(ValueError):
+    """A parameter that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one generation is made."""
+
+    parameters: dict[str, Any]
+    """In the engine's words."""
+    top_log_probs: int | None
+    """As the caller asked for them."""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def sampling_of(request: Mapping[str, Any]) -> Sampling:
+    """What a Chat Completions request asks for."""
+    given = {name: value for name, value in request.items() if value is not None}
+    _refuse_unknown(given)
+    if given.get("n", 1) != 1:
+        raise BadParameterError("n: one answer a request; ask several times for several")
+    parameters: dict[str, Any] = dict(UNTOUCHED)
+    for name, (engine_name, check) in _NUMBERS.items():
+        if name in given:
+            parameters[engine_name] = _checked(name, given[name], check)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in given:
+            parameters["n_predict"] = _whole(name, given[name], least=1)
+    if "seed" in given:
+        parameters["seed"] = _whole("seed", given["seed"]) % _SEEDS
+    if "stop" in given:
+        parameters["stop"] = _stop_strings(given["stop"])
+    if "logit_bias" in given:
+        parameters["logit_bias"] = _biases(given["logit_bias"])
+    kwargs = given.get("chat_template_kwargs", {})
+    if not isinstance(kwargs, dict):
+        raise BadParameterError("chat_template_kwargs: must be an object")
+    return Sampling(parameters, _top_log_probs(given), kwargs)
+
+
+def _refuse_unknown(given: Mapping[str, Any]) -> None:
+    known = {*_NUMBERS, *_TAKEN, *_WITHOUT_EFFECT}
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise BadParameterError(f"{name}: local_model knows no such parameter{hint}")
+
+
+def _in_range(low: float, high: float) -> Callable[[float], str | None]:
+    def problem(value: float) -> str | None:
+        return None if low <= value <= high else f"must be between {low:g} and {high:g}"
+
+    return problem
+
+
+def _at_least(low: float) -> Callable[[float], str | None]:
+    return lambda value: None if value >= low else f"must be {low:g} or more"
+
+
+def _share(value: float) -> str | None:
+    return None if 0 < value <= 1 else "must be more than 0 and at most 1"
+
+
+def _top_k(value: float) -> str | None:
+    return None if value >= -1 and value == int(value) else "must be a whole number; 0 or -1: all tokens"
+
+
+def _above_zero(value: float) -> str | None:
+    return None if value > 0 else "must be more than 0"
+
+
+_NUMBERS: dict[str, tuple[str, Callable[[float], str | None]]] = {
+    "temperature": ("temperature", _at_least(0)),
+    "top_p": ("top_p", _share),
+    "top_k": ("top_k", _top_k),
+    "min_p": ("min_p", _in_range(0, 1)),
+    "presence_penalty": ("presence_penalty", _in_range(-2, 2)),
+    "frequency_penalty": ("frequency_penalty", _in_range(-2, 2)),
+    "repetition_penalty": ("repeat_penalty", _above_zero),
+}
+
+
+def _checked(name: str, value: object, check: Callable[[float], str | None]) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadParameterError(f"{name}: must be a number, not {_shown(value)}")
+    problem = check(value)
+    if problem:
+        raise BadParameterError(f"{name}: {problem}, not {value:g}")
+    return value
+
+
+def _whole(name: str, value: object, least: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadParameterError(f"{name}: must be a whole number, not {_shown(value)}")
+    if least is not None and value < least:
+        raise BadParameterError(f"{name}: must be {least} or more, not {value}")
+    return value
+
+
+def _stop_strings(value: object) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise BadParameterError("stop: must be a text or a list of texts, none of them empty")
+    return texts
+
+
+def _biases(value: object) -> list[list[float]]:
+    if not isinstance(value, dict) or not all(str(token).isdecimal() for token in value):
+        raise BadParameterError("logit_bias: must be an object whose keys are token ids")
+    return [
+        [int(token), _checked(f"logit_bias.{token}", bias, _in_range(-100, 100))]
+        for token, bias in value.items()
+    ]
+
+
+def _top_log_probs(given: Mapping[str, Any]) -> int | None:
+    most = _whole("top_logprobs", given.get("top_logprobs", 0))
+    if not 0 <= most <= MOST_TOP_LOG_PROBS:
+        raise BadParameterError(f"top_logprobs: must be between 0 and {MOST_TOP_LOG_PROBS}, not {most}")
+    wanted = given.get("logprobs", False)
+    if not isinstance(wanted, bool):
+        raise BadParameterError("logprobs: must be true or false")
+    if most and not wanted:
+        raise BadParameterError("top_logprobs: needs logprobs: true beside it")
+    return most if wanted else None
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, default=str)[:100]

@@ -1,0 +1,204 @@
+"""The server with its real engine: one for all tests here."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import nemo_gym
+from nemo_gym.errors import ConfigError
+from nemo_gym.local_engine import find_weights
+from nemo_gym.server_utils import ServerClient
+from tests.support.commands import is_running
+from tests.support.engines import engines_below
+
+CONFIG = "responses_api_models/local_model/configs/local_model_for_training.yaml"
+SMALL = ["policy_model.responses_api_models.local_model.slots=4"]
+ADD = {
+    "type": "function",
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+}
+
+
+class Served:
+    """The server, and the event loop that it lives on."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+        self._open = AsyncExitStack()
+        self.client: ServerClient = self.runner.run(
+            self._open.enter_async_context(nemo_gym.open_servers(CONFIG, SMALL))
+        )
+
+    def ask(self, body: dict[str, Any], path: str = "/v1/responses", status: int = 200) -> Any:
+        async def asked() -> Any:
+            answer = await self.client.post("policy_model", path, json=body)
+            assert answer.status == status, await answer.text()
+            return await answer.json()
+
+        return self.runner.run(asked())
+
+    def close(self) -> None:
+        self.runner.run(self._open.aclose())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    served = Served()
+    engines = engines_below(os.getpid())
+    assert engines
+    yield served
+    served.close()
+    assert not any(map(is_running, engines)), "closing left the engine behind"
+
+
+def test_text_comes_with_its_tokens_and_which_log_probabilities_they_are(served: Served) -> None:
+    response = served.ask({"input": "Say hi", "max_output_tokens": 8, "seed": 1})
+    (item,) = response["output"]
+    assert item["content"][0]["text"]
+    assert len(item["generation_token_ids"]) == len(item["generation_log_probs"])
+    assert item["generation_log_probs_mode"] == "raw_logprobs"
+    usage = response["usage"]
+    assert usage["input_tokens"] == len(item["prompt_token_ids"])
+    assert usage["output_tokens"] == len(item["generation_token_ids"])
+
+
+def test_answer_says_when_it_was_begun_and_completed(served: Served) -> None:
+    response = served.ask({"input": "Say hi", "max_output_tokens": 4})
+    assert 0 < response["completed_at"] - response["created_at"] < 60
+
+
+def test_same_seed_gives_the_same_answer(served: Served) -> None:
+    body = {"input": "Tell me a story.", "max_output_tokens": 12, "seed": 5}
+    first, again = served.ask(body), served.ask(body)
+    assert first["output"][0]["generation_token_ids"] == again["output"][0]["generation_token_ids"]
+
+
+def test_answer_cut_by_its_length_is_incomplete(served: Served) -> None:
+    response = served.ask({"input": "Tell me a story.", "max_output_tokens": 2})
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_prompt_that_is_too_long_is_incomplete_not_a_failure(served: Served) -> None:
+    response = served.ask({"input": "word " * 4000})
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    (item,) = response["output"]
+    assert item["content"][0]["text"] == ""
+    assert "generation_token_ids" not in item
+    chat = served.ask({"messages": [{"role": "user", "content": "word " * 4000}]}, "/v1/chat/completions")
+    assert chat["choices"][0]["finish_reason"] == "length"
+
+
+def test_required_call_is_made_with_arguments_that_fit(served: Served) -> None:
+    body = {"input": "Say hi", "tools": [ADD], "tool_choice": "required", "max_output_tokens": 64, "seed": 2}
+    (call,) = served.ask(body)["output"]
+    assert (call["type"], call["name"]) == ("function_call", "add")
+    assert 0 <= json.loads(call["arguments"])["a"] <= 99
+
+
+def test_text_held_to_a_json_schema_is_such_json(served: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "blue"]}},
+        "required": ["color"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    response = served.ask({"input": "A color?", "text": form, "max_output_tokens": 40, "seed": 1})
+    assert json.loads(response["output"][0]["content"][0]["text"])["color"] in ("red", "blue")
+
+
+def test_schema_that_the_engine_cannot_enforce_is_refused(served: Served) -> None:
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "bogus"}}}
+    answer = served.ask({"input": "x", "text": form}, status=400)
+    assert "cannot hold a generation to this JSON schema" in answer["detail"]
+
+
+def test_conversation_with_tools_replays_what_was_sampled(served: Served) -> None:
+    turn: list[dict[str, Any]] = [{"role": "user", "content": "Say hi"}]
+    body = {"tools": [ADD], "tool_choice": "required", "max_output_tokens": 64, "seed": 3}
+    seen: list[int] = []
+    for _ in range(3):
+        (call,) = served.ask({**body, "input": turn})["output"]
+        assert call["prompt_token_ids"][: len(seen)] == seen
+        seen = call["prompt_token_ids"] + call["generation_token_ids"]
+        turn += [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}]
+    assert len(seen) > 100
+
+
+def test_stop_string_ends_the_text_and_stays_in_the_tokens(served: Served) -> None:
+    body = {"input": "Count to five.", "temperature": 0, "max_output_tokens": 16}
+    text = served.ask(body)["output"][0]["content"][0]["text"]
+    stopped = served.ask({**body, "stop": [text[5:8]]})
+    assert stopped["output"][0]["content"][0]["text"] == text[: text.index(text[5:8])]
+    assert stopped["status"] == "completed"
+
+
+def test_chat_answers_with_log_probabilities_where_asked_for(served: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    (choice,) = served.ask(body, "/v1/chat/completions")["choices"]
+    for told in choice["logprobs"]["content"]:
+        assert told["logprob"] <= 0
+        assert len(told["top_logprobs"]) == 2
+    assert len(choice["message"]["generation_token_ids"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"input": "x", "temperature": -1}, "temperature: must be 0 or more"),
+        ({"input": "x", "temprature": 1}, "did you mean temperature?"),
+        ({"input": []}, "nothing to answer"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text alone"),
+        ({"input": "x", "previous_response_id": "r"}, "previous_response_id"),
+    ],
+)
+def test_request_that_cannot_be_answered_says_why(served: Served, body: dict[str, Any], problem: str) -> None:
+    assert problem in served.ask(body, status=400)["detail"]
+
+
+def test_engine_that_is_killed_costs_no_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for pid in engines_below(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    assert served.ask({"input": "Say hi", "max_output_tokens": 4})["output"]
+    assert "the engine died" in caplog.text
+
+
+def test_template_without_tools_says_so_instead_of_dropping_them() -> None:
+    # Weights that somebody names are used with the template in them.
+    overrides = [f"policy_model.responses_api_models.local_model.model_path={find_weights()}"]
+
+    async def ask() -> Any:
+        async with nemo_gym.open_servers(CONFIG, overrides) as client:
+            body = {"input": "x", "tools": [ADD], "max_output_tokens": 2}
+            return await (await client.post("policy_model", "/v1/responses", json=body)).json()
+
+    assert "shows none; set chat_template" in asyncio.run(ask())["detail"]
+
+
+def test_weights_that_are_not_there_end_the_start_with_one_message() -> None:
+    async def start() -> None:
+        overrides = ["policy_model.responses_api_models.local_model.model_path=nowhere.gguf"]
+        async with nemo_gym.open_servers(CONFIG, overrides):
+            pass
+
+    with pytest.raises(ConfigError, match=r"there is no file nowhere\.gguf"):
+        asyncio.run(start())

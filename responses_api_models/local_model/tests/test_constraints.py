@@ -1,0 +1,91 @@
+import json
+from typing import Any
+
+import pytest
+
+from responses_api_models.local_model.constraints import constraints_of, offered_tools
+from responses_api_models.local_model.messages import checked_messages
+from responses_api_models.local_model.sampling import BadParameterError
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def schema_in(grammar: str) -> Any:
+    return json.loads(grammar.partition("%json ")[2])
+
+
+def test_without_a_wish_the_model_writes_what_it_likes() -> None:
+    assert constraints_of({"tools": [tool("add")], "response_format": {"type": "text"}}) == {}
+
+
+def test_json_schema_is_what_the_text_is_held_to() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    grammar = constraints_of({"response_format": form})["grammar"]
+    assert schema_in(grammar).items() >= schema.items()
+
+
+def test_required_call_is_of_one_of_the_tools() -> None:
+    grammar = constraints_of({"tools": [tool("add"), tool("sub")], "tool_choice": "required"})["grammar"]
+    names = [call["properties"]["name"]["const"] for call in schema_in(grammar)["anyOf"]]
+    assert names == ["add", "sub"]
+
+
+def test_named_call_is_of_that_tool() -> None:
+    choice = {"type": "function", "function": {"name": "sub"}}
+    grammar = constraints_of({"tools": [tool("add"), tool("sub")], "tool_choice": choice})["grammar"]
+    assert [call["properties"]["name"]["const"] for call in schema_in(grammar)["anyOf"]] == ["sub"]
+
+
+def test_one_call_at_a_time_ends_with_the_first() -> None:
+    request = {"tools": [tool("add")], "parallel_tool_calls": False, "stop": "END"}
+    assert constraints_of(request) == {"stop": ["END", "</tool_call>"]}
+
+
+def test_tools_that_must_not_be_called_are_not_shown() -> None:
+    assert offered_tools({"tools": [tool("add")], "tool_choice": "none"}) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        ({"tool_choice": "required"}, "a call is required, but there are no tools"),
+        (
+            {"tools": [tool("add")], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "no tool 'x'",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "local_model takes functions alone"),
+        ({"response_format": {"type": "xml"}}, "must be of type text, json_object or json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "the last with its schema"),
+        (
+            {"tools": [tool("add")], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "not together",
+        ),
+    ],
+)
+def test_wish_that_cannot_be_met_is_refused(request_: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadParameterError, match=problem):
+        constraints_of(request_)
+
+
+def test_parts_of_text_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert checked_messages([{"role": "user", "content": parts}])[0]["content"] == "ab"
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "nothing to answer"),
+        (None, "nothing to answer"),
+        ([{"content": "x"}], r"messages\[0\]: must be an object with a role"),
+        ([{"role": "user", "content": 3}], r"messages\[0\]\.content: must be a text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "reads text alone, not 'image_url'"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "each must call a function by its name"),
+    ],
+)
+def test_messages_that_it_cannot_read_are_refused(messages: Any, problem: str) -> None:
+    with pytest.raises(BadParameterError, match=problem):
+        checked_messages(messages)

@@ -1,0 +1,137 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.local_engine import EngineError, EngineSettings, LocalEngine, find_weights, generate
+from nemo_gym.local_engine.conversation import Conversation
+from tests.support.commands import is_running, wait_until
+
+LONG = {"n_predict": 40, "temperature": 0, "ignore_eos": True}
+
+
+def settings(**changes: object) -> EngineSettings:
+    return EngineSettings(find_weights(), **{"slots": 2, "context": 256, **changes})  # type: ignore[arg-type]
+
+
+def has_ended(pid: int) -> bool:
+    return not is_running(pid)
+
+
+async def hi(engine: LocalEngine) -> list[int]:
+    return await Conversation([{"role": "user", "content": "Say hi"}], [], {}).prompt(engine, 2)
+
+
+def test_engine_that_dies_is_started_again_and_the_request_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def killed() -> int:
+        engine = LocalEngine(settings())
+        await engine.start()
+        try:
+            prompt = await hi(engine)
+            asking = asyncio.create_task(generate(engine, prompt, LONG))
+            await asyncio.sleep(0.2)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            assert len((await asking).token_ids) == 40
+            return engine.deaths
+        finally:
+            await engine.stop(1.0)
+
+    assert asyncio.run(killed()) == 1
+    assert "the engine died (exit code -9)" in caplog.text
+    assert "runs again" in caplog.text
+
+
+def test_engine_that_dies_more_often_than_its_budget_allows_is_given_up() -> None:
+    async def killed() -> None:
+        engine = LocalEngine(settings(max_restarts=1))
+        await engine.start()
+        try:
+            for _ in range(2):
+                await hi(engine)
+                pid = engine.pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                assert await asyncio.to_thread(wait_until, partial(has_ended, pid))
+            with pytest.raises(EngineError, match=r"died too often.*max_restarts"):
+                await hi(engine)
+        finally:
+            await engine.stop(1.0)
+
+    asyncio.run(killed())
+
+
+def test_stopping_lets_a_generation_end_and_leaves_no_process() -> None:
+    async def stopped() -> tuple[int, int]:
+        engine = LocalEngine(settings())
+        await engine.start()
+        asking = asyncio.create_task(generate(engine, await hi(engine), LONG))
+        await asyncio.sleep(0.1)
+        assert engine.pid is not None
+        await engine.stop(10.0)
+        return engine.pid, len((await asking).token_ids)
+
+    pid, generated = asyncio.run(stopped())
+    assert generated == 40
+    assert not is_running(pid)
+
+
+def test_stopping_waits_no_longer_than_it_may() -> None:
+    async def stopped() -> int:
+        engine = LocalEngine(settings(context=2048))
+        await engine.start()
+        asking = asyncio.create_task(generate(engine, await hi(engine), LONG | {"n_predict": 2000}))
+        await asyncio.sleep(0.1)
+        assert engine.pid is not None
+        async with asyncio.timeout(10):
+            await engine.stop(0.2)
+        with pytest.raises(EngineError):
+            await asking
+        return engine.pid
+
+    assert not is_running(asyncio.run(stopped()))
+
+
+def test_engine_ends_with_the_process_that_owns_it() -> None:
+    owner = """
+import asyncio
+from nemo_gym.local_engine import EngineSettings, LocalEngine, find_weights
+async def main():
+    engine = LocalEngine(EngineSettings(find_weights(), slots=1, context=128))
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    assert wait_until(lambda: not is_running(pid), 10)
+
+
+def test_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "not.gguf"
+    file.write_text("no weights")
+
+    async def start() -> None:
+        await LocalEngine(EngineSettings(file)).start()
+
+    with pytest.raises(ConfigError, match=r"not\.gguf"):
+        asyncio.run(start())
+
+
+def test_chat_template_that_cannot_be_used_is_told_at_the_start() -> None:
+    async def start() -> None:
+        await LocalEngine(settings(chat_template="{% if %}")).start()
+
+    with pytest.raises(ConfigError, match="the engine cannot run"):
+        asyncio.run(start())

