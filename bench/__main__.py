@@ -2,11 +2,13 @@
 
 import sys
 
-from bench import calls, collection, metrics, rollouts, startup, wire_models
+from bench import calls, collection, metrics, models, rollouts, startup, wire_models
 
 
 def main() -> int:
-    results = [benchmark.main() for benchmark in (wire_models, startup, calls, metrics, rollouts, collection)]
+    results = [
+        benchmark.main() for benchmark in (wire_models, startup, calls, models, metrics, rollouts, collection)
+    ]
     return 0 if all(results) else 1
 
 

@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -88,9 +89,13 @@ async def request(
     params: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     retry: RetryPolicy = CONNECT_ONLY,
+    read: Callable[[ClientResponse], Awaitable[ClientResponse]] | None = None,
     **options: Any,
 ) -> ClientResponse:
-    """One HTTP call, read to its end. Error statuses are answers here, not exceptions."""
+    """One HTTP call, read to its end. Error statuses are answers here, not exceptions.
+
+    `read` makes the answer of what came, as part of the try: what it raises counts as the connection's.
+    """
     sent_headers = CIMultiDict(headers or ())
     if json is not None:
         data = encode_json(json)
@@ -106,7 +111,8 @@ async def request(
 
         async def send_plainly() -> ClientResponse:
             status, answered, body = await pool.request(method, target, sent_headers.items(), data or b"")
-            return ClientResponse(status, answered, body, method=method, url=url)
+            answer = ClientResponse(status, answered, body, method=method, url=url)
+            return answer if read is None else await read(answer)
 
         return await with_retries(send_plainly, retry, activity=activity, slots=slots)
     # A redirect is an answer like any other, as it is in one process.
@@ -121,9 +127,9 @@ async def request(
             method, url, data=sent_data, headers=sent_headers, params=params, **sending
         ) as response:
             body = await response.read()
-            return ClientResponse(
-                response.status, tuple(response.headers.items()), body, method=method, url=url
-            )
+            answered = tuple(response.headers.items())
+            answer = ClientResponse(response.status, answered, body, method=method, url=url)
+            return answer if read is None else await read(answer)
 
     return await with_retries(send, retry, activity=activity, slots=slots)
 
@@ -141,11 +147,12 @@ async def with_retries(
     deadline = clock() + policy.total_s
     call_timeout_s = (activity.call_timeout_s if activity is not None else None) or policy.total_s
     tries, failures = 0, 0
+    left_s = policy.total_s  # to the digit: deadlines of one length share a timer
     while True:
         error: Exception | None = None
         response: ClientResponse | None = None
         # Between our servers one call may be a whole rollout; its deadline is the caller's.
-        longest_s = min(call_timeout_s, deadline - clock()) if policy.statuses else None
+        longest_s = min(call_timeout_s, left_s) if policy.statuses else None
         try:
             response = await _one_try(send, longest_s, slots)
         except _NEVER_SENT as failure:
@@ -168,6 +175,7 @@ async def with_retries(
                 raise error
             return response
         await sleep(delay)
+        left_s = deadline - clock()
 
 
 async def _one_try(
@@ -188,8 +196,12 @@ async def _one_try(
 
 
 def retry_after_s(response: ClientResponse | None) -> float | None:
-    """The wait a server asks for: seconds, or a date."""
-    text = response.headers.get("Retry-After") if response is not None else None
+    """The wait a server asks for: seconds, or a date; milliseconds where it says those too."""
+    if response is None:
+        return None
+    with suppress(ValueError):
+        return max(0.0, float(response.headers.get("Retry-After-Ms", "")) / 1000)
+    text = response.headers.get("Retry-After")
     if text is None:
         return None
     try:

@@ -7,6 +7,7 @@ that an object has, not the annotation it stands under, so the fields of a subcl
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
@@ -17,7 +18,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, SchemaValidator, core_schema
 from typing_extensions import TypedDict
 
 
@@ -45,32 +46,54 @@ class WireObject(WireModel):
     """An object that is carried, not interpreted: all its fields are undeclared ones."""
 
 
+class NumbersWithGaps(list[float]):
+    """Numbers of which some may be NaN or infinite; a plain list of log-probabilities has none."""
+
+
+_FINITE_NUMBERS = SchemaValidator(
+    core_schema.list_schema(core_schema.float_schema(allow_inf_nan=False), fail_fast=True)
+)
+
+
 def _null_is_nan(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """JSON has no NaN: on the way here each became null. The sample is unfit to train on, not invalid."""
+    if type(value) is list:
+        with suppress(ValidationError):
+            return _FINITE_NUMBERS.validate_python(value)
     try:
-        return validate(value)
+        return NumbersWithGaps(validate(value))
     except ValidationError:
         if not isinstance(value, list) or None not in value:
             raise
-    return validate([math.nan if one is None else one for one in value])
+    return NumbersWithGaps(validate([math.nan if one is None else one for one in value]))
+
+
+def _ints_at_once(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A sum that is an int is one of ints alone: pydantic need not look at each of 64K."""
+    if type(value) is list:
+        with suppress(TypeError):
+            if type(sum(value)) is int:
+                return value.copy()
+    return validate(value)
 
 
 LogProbs = Annotated[list[float], WrapValidator(_null_is_nan)]
+TokenIds = Annotated[list[int], WrapValidator(_ints_at_once)]
 
 
 class TokenIDLogProbMixin(BaseModel):
     """The tokens of one generation as the engine sampled them, never tokenised again from text."""
 
-    prompt_token_ids: list[int]
-    generation_token_ids: list[int]
+    prompt_token_ids: TokenIds
+    generation_token_ids: TokenIds
     generation_log_probs: LogProbs
 
 
 class TokenIDLogProbTypedDictMixin(TypedDict):
     """`TokenIDLogProbMixin` for messages that are dicts."""
 
-    prompt_token_ids: list[int]
-    generation_token_ids: list[int]
+    prompt_token_ids: TokenIds
+    generation_token_ids: TokenIds
     generation_log_probs: LogProbs
 
 
@@ -149,6 +172,7 @@ class _Number:
             [core_schema.float_schema(strict=True), core_schema.int_schema(strict=True)],
             custom_error_type="number",
             custom_error_message="Input should be a number",
+            serialization=core_schema.simple_ser_schema("any"),  # for which NaN is null in plain data too
         )
 
 

@@ -3,7 +3,8 @@
 Nearly every route takes a body model, perhaps a `Request` or a `Response`, and gives back data. Such a
 route is compiled once: validate the body with FastAPI's own field, call, shape the result with FastAPI's
 own response field. Whatever is out of the ordinary (a body that does not validate, streaming) is left to
-the application, so its answer is FastAPI's own.
+the application, so its answer is FastAPI's own. A large answer of a model is handed to a caller in this
+process as it is shaped, to be written out only where its bytes are wanted.
 """
 
 import inspect
@@ -25,6 +26,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from nemo_gym.codec import decode_json
+from nemo_gym.http import ClientResponse, Headers
+from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymResponse
+from nemo_gym.openai_utils.handover import HandedOver, emptied
 
 
 class NotDirectError(Exception):
@@ -43,6 +47,8 @@ class Endpoint:
     response_field: Any | None
     dump_options: dict[str, Any]
     status: int
+    hands_over: bool
+    """Whether a caller in this process can have the answer without its JSON."""
 
     def arguments(self, body: bytes) -> dict[str, Any]:
         """The endpoint's arguments from the body of a request."""
@@ -81,18 +87,69 @@ class Endpoint:
         return body if status == 200 or is_body_allowed_for_status_code(status) else b""
 
     def _shaped(self, value: Any) -> bytes:
-        field = self.response_field
-        if field is None:
+        if self.response_field is None:
             return bytes(JSONResponse(jsonable_encoder(value)).body)
+        return self.written(self.shape(value))
+
+    def shape(self, value: Any) -> Any:
+        """What the endpoint gave back, as the route's response model has it."""
         try:
-            shaped = _validated(field, value)
+            return _validated(self.response_field, value)
         except ValidationError as invalid:
             found = [
                 {**error, "loc": ("response", *error["loc"])} for error in invalid.errors(include_url=False)
             ]
             raise ResponseValidationError(errors=found, body=value) from None
+
+    def written(self, shaped: Any) -> bytes:
+        """What `shape` made, as JSON."""
+        field: Any = self.response_field
         encoded: bytes = field._type_adapter.serializer.to_json(shaped, **self.dump_options)
         return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What an endpoint gave back to hand over, and what its route's response model made of it."""
+
+    value: HandedOver
+    shaped: Any
+
+
+class HandedResponse(ClientResponse):
+    """An answer to a caller in this process, which is written out only if somebody wants its bytes."""
+
+    __slots__ = ("_endpoint", "_handed", "_shaped")
+
+    def __init__(self, endpoint: Endpoint, handed: Handed, headers: Headers, method: str, url: str) -> None:
+        super().__init__(endpoint.status, headers, b"", method=method, url=url)
+        self._endpoint = endpoint
+        self._handed = handed
+        self._shaped: Any = handed.shaped
+
+    async def json(self, **_: Any) -> Any:
+        shaped, self._shaped = self._current(), None  # what it is emptied into is the caller's
+        return emptied(shaped)
+
+    async def read(self) -> bytes:
+        self._write()
+        return await super().read()
+
+    async def text(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        self._write()
+        return await super().text(encoding, errors)
+
+    @property
+    def content(self) -> Any:
+        self._write()
+        return super().content
+
+    def _current(self) -> Any:
+        return self._endpoint.shape(self._handed.value) if self._shaped is None else self._shaped
+
+    def _write(self) -> None:
+        if not self._body:
+            self._body = self._endpoint.written(self._current())
 
 
 def _validated(field: Any, value: Any) -> Any:
@@ -168,6 +225,16 @@ def _dump_options(route: APIRoute) -> dict[str, Any]:
     return {**given, "by_alias": route.response_model_by_alias}
 
 
+def _hands_over(route: APIRoute) -> bool:
+    field = route.response_field
+    return (
+        field is not None
+        and field.field_info.annotation in (NeMoGymResponse, NeMoGymChatCompletion)
+        and route.status_code in (None, 200)
+        and _dump_options(route) == {"by_alias": True}
+    )
+
+
 def _compile(route: APIRoute) -> Endpoint:
     needs = route.dependant
     assert needs.call is not None
@@ -183,4 +250,5 @@ def _compile(route: APIRoute) -> Endpoint:
         response_field=route.response_field,
         dump_options=_dump_options(route),
         status=route.status_code or 200,
+        hands_over=_hands_over(route),
     )

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from nemo_gym.client import Call
 from nemo_gym.http import ClientResponse, ServerUnreachableError
+from nemo_gym.openai_utils.handover import HandedOver
 from nemo_gym.servers.asgi import (
     Answer,
     Collector,
@@ -28,7 +29,7 @@ from nemo_gym.servers.asgi import (
     receive_body,
     send_answer,
 )
-from nemo_gym.servers.endpoint import Endpoint, NotDirectError, compile_endpoints
+from nemo_gym.servers.endpoint import Endpoint, Handed, HandedResponse, NotDirectError, compile_endpoints
 from nemo_gym.servers.failures import FailureMiddleware, Failures
 from nemo_gym.servers.sessions import SessionStore
 
@@ -78,7 +79,11 @@ class HostedServer:
                 pass
             else:
                 session_id = _session_id(call.cookies.get(self.sessions.cookie_name))
-                answer = await self._answer(endpoint, arguments, _LocalRequest(self, session_id, call))
+                request = _LocalRequest(self, session_id, call)
+                answer = await self._answer(endpoint, arguments, request)
+                if request.handed_over is not None:
+                    url = self.name + call.path
+                    return HandedResponse(endpoint, request.handed_over, answer[1], call.method, url)
                 return self._response(call, answer)
         collector = Collector()
         scope = local_scope(call, self.app, self.state)
@@ -149,7 +154,7 @@ class HostedServer:
                 self.failures.add_cause(value.headers, value.status_code)
                 return await request.send(value, cookie)
             if carrier is None:
-                return endpoint.status, [_JSON, cookie], endpoint.encode(value, endpoint.status)
+                return endpoint.status, [_JSON, cookie], request.encode(endpoint, value)
             status = carrier.status_code or endpoint.status
             body = endpoint.encode(value, status)
             self.failures.add_cause(carrier.headers, status)
@@ -176,6 +181,10 @@ class _Request:
     def close(self) -> None:
         if self._session is not None:
             self._server.sessions.close(self._session)
+
+    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
+        """The body of the answer."""
+        return endpoint.encode(value, endpoint.status)
 
     def build(self) -> Request:
         if self._session is None:
@@ -208,11 +217,19 @@ class _Request:
 class _LocalRequest(_Request):
     """One of a caller in this process."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "handed_over")
 
     def __init__(self, server: HostedServer, session_id: str | None, call: Call) -> None:
         super().__init__(server, session_id)
         self._call = call
+        self.handed_over: Handed | None = None
+        """The answer, where the caller gets it without a body."""
+
+    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
+        if type(value) is not HandedOver or not endpoint.hands_over:
+            return super().encode(endpoint, value)
+        self.handed_over = Handed(value, endpoint.shape(value))
+        return b""
 
     def _scope(self) -> Scope:
         return local_scope(self._call, self._server.app, self._server.state)

@@ -1,15 +1,16 @@
-"""Any OpenAI-compatible endpoint as a model server: both routes are forwarded."""
+"""Any OpenAI-compatible endpoint as a model server: both routes, whichever of them the endpoint has."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, PrivateAttr
+from fastapi import HTTPException
+from pydantic import Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
+from nemo_gym.formats.usage import chat_usage, responses_usage
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -17,6 +18,9 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
+from nemo_gym.openai_utils.handover import HandedOver, ReadJson
+from nemo_gym.responses_converter import AnswerFormatError, RequestFormatError, ResponsesConverter
+from responses_api_models.openai_model.ways import Api, Request, Way, ways_to
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +31,25 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     openai_model: str
     """The model asked for, whatever a request names."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Laid over every request."""
+    """Laid over every request, as it goes to the endpoint."""
     openai_default_headers: dict[str, str] = Field(default_factory=dict, repr=False)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
     """Most requests at the endpoint at once; None: as many as there are rollouts."""
+    upstream_api: Literal["auto", "responses", "chat_completions"] = "auto"
+    """Which API the endpoint has; requests of the other one are converted. auto: found out by asking."""
+    uses_reasoning_parser: bool = True
+    """Whether a Chat Completions endpoint has reasoning in a field of its own; else it stands in the text,
+    between think tags. Matters where requests are converted."""
+    stream: bool = False
+    """Ask for a stream and put it together: some gateways cut requests that are silent for long."""
+    request_timeout_s: float | None = Field(default=None, gt=0)
+    """Longest time of one request to the endpoint, its retries included; None: 3600 s, for long answers."""
+    max_tries: int = Field(default=3, ge=1)
+    """Tries of a request that fails; an answer of 429 is not counted."""
 
 
 class OpenAIModel(SimpleResponsesAPIModel):
     config: OpenAIModelConfig
-
-    _warned: bool = PrivateAttr(default=False)
 
     def model_post_init(self, context: Any) -> None:
         self.endpoint  # noqa: B018 - built now: an address that cannot be one is refused at start-up
@@ -46,7 +59,11 @@ class OpenAIModel(SimpleResponsesAPIModel):
     def endpoint(self) -> NeMoGymAsyncOpenAI:
         config = self.config
         return NeMoGymAsyncOpenAI(
-            config.openai_base_url, config.openai_api_key, config.openai_default_headers
+            config.openai_base_url,
+            config.openai_api_key,
+            config.openai_default_headers,
+            max_tries=config.max_tries,
+            request_timeout_s=config.request_timeout_s,
         )
 
     @cached_property
@@ -59,34 +76,69 @@ class OpenAIModel(SimpleResponsesAPIModel):
         """OpenAI's own Responses API refuses the parameter."""
         return urlsplit(self.config.openai_base_url).hostname != "api.openai.com"
 
+    @cached_property
+    def ways(self) -> dict[Api, Way]:
+        converter = ResponsesConverter(uses_reasoning_parser=self.config.uses_reasoning_parser)
+        return ways_to(self.config.name, self.config.upstream_api, converter, self._ask)
+
+    @cached_property
+    def warned_of(self) -> set[str]:
+        return set()
+
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
-        request = self._request(body)
-        if not self.takes_seed and request.pop("seed", None) is not None:
-            self._warn_of_seed()
-        return await self._forward(self.endpoint.create_response, request)
+        return await self._answer("responses", body)
 
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
-        return await self._forward(self.endpoint.create_chat_completion, self._request(body))
+        return await self._answer("chat_completions", body)
 
-    def _request(
-        self, body: NeMoGymResponseCreateParamsNonStreaming | NeMoGymChatCompletionCreateParamsNonStreaming
-    ) -> dict[str, Any]:
-        given = body.model_dump(mode="json", exclude_unset=True)
-        return {**given, "model": self.config.openai_model, **self.config.extra_body}
-
-    def _warn_of_seed(self) -> None:
-        if not self._warned:
-            logger.warning("%s: this endpoint takes no seed; it is left out", self.config.name)
-            self._warned = True
-
-    async def _forward(self, call: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> Any:
+    async def _answer(
+        self,
+        called: Api,
+        body: NeMoGymResponseCreateParamsNonStreaming | NeMoGymChatCompletionCreateParamsNonStreaming,
+    ) -> Any:
         """The endpoint's answer as plain data; the route's response model validates it once."""
+        request = body.model_dump(mode="json", exclude_unset=True)
+        request["model"] = self.config.openai_model
+        try:
+            answer = await self.ways[called].answer(request)
+        except RequestFormatError as error:
+            raise HTTPException(400, str(error)) from error
+        except AnswerFormatError as error:
+            raise HTTPException(502, f"the endpoint's answer cannot be read: {error}") from error
+        return HandedOver(answer) if isinstance(answer, ReadJson) else answer
+
+    async def _ask(self, api: Api, request: Request) -> dict[str, Any]:
+        """Ask the endpoint on the route of `api`."""
+        endpoint = self.endpoint
+        call = endpoint.create_response if api == "responses" else endpoint.create_chat_completion
+        request = self._prepared(api, request)
         if self.slots is None:
-            return await call(**request)
-        async with self.slots:
-            return await call(**request)
+            answer = await call(**request)
+        else:
+            async with self.slots:
+                answer = await call(**request)
+        if answer.get("usage") is None:
+            answer["usage"] = responses_usage(None) if api == "responses" else chat_usage(None)
+            if answer.get("error") is None:
+                self._warn("the endpoint gives no usage; counted as 0")
+        return answer
+
+    def _prepared(self, api: Api, request: Request) -> Request:
+        if self.config.stream:
+            request = {**request, "stream": True}
+            if api == "chat_completions":
+                request["stream_options"] = {"include_usage": True, **(request.get("stream_options") or {})}
+        request = {**request, **self.config.extra_body}
+        if api == "responses" and not self.takes_seed and request.pop("seed", None) is not None:
+            self._warn("this endpoint takes no seed; it is left out")
+        return request
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warned_of:
+            self.warned_of.add(text)
+            logger.warning("%s: %s", self.config.name, text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,207 @@
+"""What `openai_model` adds to a call of its endpoint, embedded: CPU for a small one, time for a large one.
+
+Small: the CPU of a call whose exchange with the endpoint happens in memory, less that of a call to a model
+server that does nothing. A busy machine doubles both, so the best rounds count; the medians are shown. Large:
+against the same HTTP client alone, its answer read as JSON; both take turns, the endpoint is another process,
+and the median of each round's ratio counts.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from statistics import median
+from typing import Any, Literal
+
+import orjson
+import uvloop
+from fastapi import Request, Response
+
+from bench.model_endpoint import CHAT
+from bench.report import Bar, report
+from bench.wire_models import RESPONSE
+from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.client import ServerClient
+from nemo_gym.codec import encode_json
+from nemo_gym.http import MODEL_ENDPOINT, ClientResponse, request
+from nemo_gym.launch.limits import collect_garbage_less
+from nemo_gym.openai_utils.endpoint import NeMoGymAsyncOpenAI, _object
+from nemo_gym.servers.hosted import HostedServer
+from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
+
+CONVERSION_BAR_US = 60.0
+LARGE_BAR = 1.3
+ROUNDS = 100
+CALLS = 50
+LARGE_ROUNDS = 60
+
+REQUEST: dict[str, Any] = {
+    "input": [
+        {"role": "system", "content": "You are a helpful assistant with access to a weather service."},
+        {"role": "user", "content": "Will I need an umbrella in Paris tomorrow? I leave at nine."},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "name": "get_forecast",
+            "description": "The forecast for a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city"],
+            },
+            "strict": True,
+        }
+    ],
+    "temperature": 1.0,
+    "max_output_tokens": 2048,
+}
+HEADERS = {"Authorization": "Bearer key", "Content-Type": "application/json"}
+
+Call = Callable[[], Awaitable[object]]
+Api = Literal["responses", "chat_completions"]
+ROUTES: dict[Api, str] = {"responses": "responses", "chat_completions": "chat/completions"}
+
+
+def new_model(base_url: str, upstream: Api) -> OpenAIModel:
+    settings = {
+        "name": "policy_model",
+        "host": "127.0.0.1",
+        "port": 0,
+        "entrypoint": "app.py",
+        "openai_base_url": base_url,
+        "openai_api_key": "key",
+        "openai_model": "Qwen/Qwen3-8B",
+        "upstream_api": upstream,
+    }
+    return OpenAIModel(config=OpenAIModelConfig.model_validate(settings), server_client=ServerClient())
+
+
+def call_of(model: SimpleResponsesAPIModel, *, as_json: bool = False) -> Call:
+    """A call of a model server in this process; `as_json`: down to data that its caller can use."""
+    server = HostedServer("policy_model", model.setup_webserver())
+    client = ServerClient(local_servers={"policy_model": server})
+    cookies: dict[str, Any] = {}
+
+    async def call() -> object:
+        response = await client.post("policy_model", "/v1/responses", json=REQUEST, cookies=cookies)
+        assert response.status == 200
+        if not cookies:
+            cookies.update(response.cookies)
+        return await response.json() if as_json else response
+
+    return call
+
+
+def bare_call(base_url: str, upstream: Api, *, as_json: bool) -> Call:
+    """The same request as prepared bytes; its answer as bytes or as data."""
+    url = f"{base_url}/{ROUTES[upstream]}"
+    sent = orjson.dumps({**REQUEST, "model": "Qwen/Qwen3-8B"})
+
+    async def call() -> object:
+        response = await request("POST", url, data=sent, headers=HEADERS, retry=MODEL_ENDPOINT)
+        return await response.json() if as_json else await response.read()
+
+    return call
+
+
+class InMemory(NeMoGymAsyncOpenAI):
+    """An endpoint whose exchange costs nothing: what is left of a call is what is done around it."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__("http://127.0.0.1:1/v1", "key")
+        self._answer = answer
+
+    async def _call(self, method: str, url: str, **options: Any) -> dict[str, Any]:
+        encode_json(options["json"])
+        return _object(ClientResponse(200, (), b"", method=method, url=url), self._answer)
+
+
+class Prepared(SimpleResponsesAPIModel):
+    """A model server that neither looks at a request nor makes an answer: what hosting costs."""
+
+    async def responses(self, request: Request) -> Response:  # type: ignore[override]
+        return PREPARED
+
+
+PREPARED = Response(b"{}", media_type="application/json")
+
+
+async def cpu_us(call: Call) -> float:
+    """CPU of one call, in µs."""
+    start = time.thread_time_ns()
+    for _ in range(CALLS):
+        await call()
+    return (time.thread_time_ns() - start) / CALLS / 1000
+
+
+async def wall_ms(call: Call) -> float:
+    start = time.perf_counter_ns()
+    await call()
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+async def measure_small(upstream: Api) -> Bar:
+    """What `openai_model` does around a call, hosting left out."""
+    answer = orjson.dumps(RESPONSE if upstream == "responses" else CHAT)
+    model = new_model("http://127.0.0.1:1/v1", upstream)
+    model.endpoint = InMemory(answer)
+    ours = call_of(model)
+    hosting = call_of(Prepared(config=model.config, server_client=ServerClient()))
+    alone: list[float] = []
+    through: list[float] = []
+    for _ in range(ROUNDS):
+        alone.append(await cpu_us(hosting))
+        through.append(await cpu_us(ours))
+    size = len(orjson.dumps(REQUEST)) + len(answer)
+    print(
+        f"  {size} bytes, {upstream} upstream: hosting {min(alone):.1f} µs "
+        f"(median {median(alone):.1f}), with openai_model {min(through):.1f} (median {median(through):.1f})"
+    )
+    added = min(through) - min(alone)
+    return Bar(f"conversion and validation of a 2 KB call, {upstream} upstream, µs", added, CONVERSION_BAR_US)
+
+
+async def measure_large(base_url: str, upstream: Api) -> Bar:
+    calls = {
+        "bytes": bare_call(base_url, upstream, as_json=False),
+        "JSON": bare_call(base_url, upstream, as_json=True),
+        "openai_model": call_of(new_model(base_url, upstream), as_json=True),
+    }
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(LARGE_ROUNDS):
+        for name, call in calls.items():
+            rounds[name].append(await wall_ms(call))
+    costs = {name: median(values[3:]) for name, values in rounds.items()}
+    shown = ", ".join(f"{name} {cost:.1f} ms" for name, cost in costs.items())
+    over_bytes = costs["openai_model"] / costs["bytes"]
+    print(f"  64K tokens, {upstream} upstream: {shown}; {over_bytes:.2f} times the bytes alone")
+    ratio = median(ours / alone for ours, alone in zip(rounds["openai_model"], rounds["JSON"], strict=True))
+    return Bar(f"64K tokens through openai_model / the call alone, {upstream} upstream", ratio, LARGE_BAR)
+
+
+async def measure(port: int) -> list[Bar]:
+    collect_garbage_less()  # as the processes that play rollouts do
+    root = f"http://127.0.0.1:{port}"
+    return [
+        await measure_small("responses"),
+        await measure_small("chat_completions"),
+        await measure_large(f"{root}/large", "responses"),
+        await measure_large(f"{root}/large", "chat_completions"),
+    ]
+
+
+def main() -> bool:
+    endpoint = subprocess.Popen(
+        [sys.executable, "-m", "bench.model_endpoint"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert endpoint.stdout is not None
+        return report("model calls", uvloop.run(measure(int(endpoint.stdout.readline()))))
+    finally:
+        endpoint.terminate()
+        endpoint.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

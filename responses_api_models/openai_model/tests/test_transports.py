@@ -1,0 +1,89 @@
+"""A caller in this process gets what a caller over HTTP gets, however its answer changes hands."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from nemo_gym.server_utils import ServerClient
+from responses_api_models.openai_model.tests.asking import CHAT, HI, RESPONSES, answer, asking
+from tests.gym.servers.serving import served, served_config
+
+TOKENS = '"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": %s'
+RESPONSE = (
+    '{"id": "r", "created_at": 1, "n": NaN, "big": 123456789012345678901, "vendor": {"list": [1]}, "output": '
+    '[{"id": "m", "type": "message", "content": [{"type": "output_text", "text": "hi \u00e9"}], %s}]}'
+)
+COMPLETION = (
+    '{"id": "c", "created": 1e999, "vendor": {"list": [NaN]}, "usage": {"prompt_tokens": 1}, '
+    '"choices": [{"message": {"role": "assistant", "content": "hi", "vendor": 1, %s}}]}'
+)
+OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{34}")
+"""Ids that a conversion makes are new each time."""
+
+
+async def all_of(client: ServerClient) -> list[Any]:
+    """Everything that can be had from the answers of both routes, read in several orders."""
+    found: list[Any] = []
+    for path, body in ((RESPONSES, {"input": "x"}), (CHAT, HI)):
+        response = await client.post("policy_model", path, json=body)
+        found += [response.status, response.ok, dict(response.headers)["content-type"]]
+        found += [await response.json(), await response.read(), await response.json(), await response.text()]
+        response = await client.post("policy_model", path, json=body)
+        found += [await response.content.read(), await response.json()]
+    return found
+
+
+@pytest.mark.parametrize("upstream", ["auto", "responses", "chat_completions"])
+@pytest.mark.parametrize("log_probs", ["[-0.5, 0]", "[-0.5, null]", "[-1e999, NaN]", "[]", '["x", 1]'])
+def test_answers_are_the_same_in_process_and_over_http(upstream: str, log_probs: str) -> None:
+    def script(request: dict[str, Any]) -> web.Response:
+        text = COMPLETION if "messages" in request else RESPONSE
+        return web.Response(text=text % (TOKENS % log_probs))
+
+    with asking(script, upstream_api=upstream) as it, served(it.server) as url:
+        over_http = ServerClient(global_config_dict=served_config("policy_model", url))
+        local, remote = asyncio.run(all_of(it.client)), asyncio.run(all_of(over_http))
+    assert OWN_ID.sub("id", repr(local)) == OWN_ID.sub("id", repr(remote))
+    assert local[0] == (500 if "x" in log_probs else 200)
+
+
+def test_answers_read_twice_are_independent() -> None:
+    async def run(client: ServerClient) -> list[Any]:
+        response = await client.post("policy_model", RESPONSES, json={"input": "x"})
+        first = await response.json()
+        first["output"][0]["generation_token_ids"].append(9)
+        first["vendor"]["list"].append(9)
+        return [await response.json(), await response.read()]
+
+    text = RESPONSE % (TOKENS % "[-0.5, -0.25]")
+    with asking(lambda request: web.Response(text=text)) as it:
+        second, body = asyncio.run(run(it.client))
+    assert second["output"][0]["generation_token_ids"] == [3, 4]
+    assert second["vendor"] == {"list": [1]}
+    assert b'"generation_token_ids":[3,4]' in body
+
+
+def test_half_a_surrogate_pair_fails_alike() -> None:
+    with (
+        asking(lambda request: web.Response(text='{"output": [], "x": "\\ud800"}')) as it,
+        served(it.server) as url,
+    ):
+        over_http = ServerClient(global_config_dict=served_config("policy_model", url))
+        statuses = [
+            asyncio.run(client.post("policy_model", RESPONSES, json={"input": "x"})).status
+            for client in (it.client, over_http)
+        ]
+    assert statuses[0] == statuses[1]
+
+
+def test_answer_that_does_not_validate_is_a_failure_in_both_transports() -> None:
+    with asking(lambda request: answer({"output": 7})) as it:
+        local = asyncio.run(it.post({"input": "x"}))
+        with served(it.server) as url:
+            client = ServerClient(global_config_dict=served_config("policy_model", url))
+            remote = asyncio.run(client.post("policy_model", RESPONSES, json={"input": "x"}))
+    assert local.status == remote.status == 500
+    assert asyncio.run(local.text()) == asyncio.run(remote.text())

@@ -1,0 +1,289 @@
+"""Endpoints that have only one of the two APIs, that stream, or that give no usage."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseUsage
+from nemo_gym.server_utils import ServerClient
+from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
+from responses_api_models.openai_model.tests.asking import (
+    CHAT,
+    HI,
+    SETTINGS,
+    USAGE,
+    Asking,
+    Json,
+    answer,
+    asking,
+    chat_only,
+    completion,
+    missing,
+    responses_only,
+    warnings_in,
+)
+from responses_api_models.openai_model.ways import is_missing_route
+from scripts.scripted_endpoint import ScriptedEndpoint, message
+
+
+def test_responses_are_had_from_an_endpoint_that_only_chats() -> None:
+    with asking(chat_only, upstream_api="chat_completions") as it:
+        response = it.ask({"input": "x", "max_output_tokens": 7, "seed": 3})
+    sent = {"messages": HI["messages"], "model": "mine", "max_completion_tokens": 7, "seed": 3}
+    assert it.requests == [sent]
+    assert response["output"][0]["content"][0]["text"] == "hi"
+    assert (response["status"], response["usage"]["input_tokens"]) == ("completed", 3)
+
+
+def test_chats_are_had_from_an_endpoint_that_only_has_responses() -> None:
+    with asking(responses_only, upstream_api="responses") as it:
+        chat = it.ask({**HI, "max_tokens": 7}, CHAT)
+    assert it.apis == ["responses"]
+    assert it.requests[0]["max_output_tokens"] == 7
+    assert chat["choices"][0]["message"]["content"] == "hi"
+    assert chat["usage"]["prompt_tokens"] == 10
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_way_to_the_other_api_is_found_once_and_kept(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    def script(request: Json) -> web.Response:
+        return answer(completion()) if "messages" in request else missing(status)
+
+    with asking(script) as it:
+        for _ in range(3):
+            assert it.ask({"input": "x"})["output"][0]["content"][0]["text"] == "hi"
+        assert it.apis == ["responses", "chat", "chat", "chat"]
+    (warning,) = warnings_in(caplog)
+    assert f"policy_model: the endpoint answers {status} on its responses route" in warning
+    assert "upstream_api: chat_completions" in warning
+
+
+def test_way_from_chat_to_responses_is_found_too() -> None:
+    with asking(responses_only) as it:
+        assert it.ask(HI, CHAT)["choices"][0]["message"]["content"] == "hi"
+        it.ask(HI, CHAT)
+        it.ask({"input": "x"})
+        assert it.apis == ["chat", "responses", "responses", "responses"]
+
+
+def test_error_stands_as_it_was_where_the_other_api_fails_too() -> None:
+    def script(request: Json) -> web.Response:
+        return web.Response(status=404 if "input" in request else 400, text="no such model: mine")
+
+    with asking(script) as it:
+        for _ in range(2):
+            response = asyncio.run(it.post({"input": "x"}))
+            assert (response.status, asyncio.run(response.text())) == (404, "no such model: mine")
+            assert response.headers["x-nemo-gym-failure-kind"] == "data"
+        assert it.apis == ["responses", "chat"] * 2
+
+
+def test_route_that_has_worked_is_not_doubted_again() -> None:
+    answers: Iterator[Any] = iter([[message("hi")], missing(), [message("hi")]])
+    with asking(lambda request: next(answers)) as it:
+        assert [asyncio.run(it.post({"input": "x"})).status for _ in range(3)] == [200, 404, 200]
+        assert it.apis == ["responses"] * 3
+
+
+def test_error_that_names_what_is_missing_is_no_missing_route() -> None:
+    body = {"error": {"message": "no such model", "code": "model_not_found"}}
+    with asking(lambda request: web.json_response(body, status=404)) as it:
+        assert asyncio.run(it.post({"input": "x"})).status == 404
+        assert it.apis == ["responses"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", True),
+        ('{"detail": "Not Found"}', True),
+        ('{"error": {"code": 404, "message": "File Not Found"}}', True),
+        ('{"error": {"code": "unknown_url"}}', True),
+        ('{"error": "not found"}', True),
+        ("[]", True),
+        ('{"error": {"code": "DeploymentNotFound"}}', False),
+        ('{"object": "error", "code": "model_not_found"}', False),
+    ],
+)
+def test_what_a_404_says_tells_whether_a_route_may_be_missing(text: str, expected: bool) -> None:
+    with ScriptedEndpoint(lambda request: web.Response(status=404, text=text)) as endpoint:
+        client = NeMoGymAsyncOpenAI(endpoint.base_url, "k")
+        with pytest.raises(Exception, match="404") as raised:
+            asyncio.run(client.create_response(input="x"))
+    assert is_missing_route(raised.value) is expected
+
+
+def test_of_many_first_requests_one_tries_the_other_api(caplog: pytest.LogCaptureFixture) -> None:
+    at_chat: list[int] = []
+    alone = asyncio.Event()
+
+    async def script(request: Json) -> web.Response:
+        if "input" in request:
+            return missing()
+        at_chat.append(1)
+        if len(at_chat) == 1:  # nobody else comes in while it is out
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert len(at_chat) == 1
+            alone.set()
+        return answer(completion())
+
+    async def run(it: Asking) -> list[int]:
+        calls = [it.post({"input": "x"}) for _ in range(20)]
+        return [response.status for response in await asyncio.gather(*calls)]
+
+    with asking(script) as it:
+        assert asyncio.run(run(it)) == [200] * 20
+        assert (it.apis.count("responses"), it.apis.count("chat")) == (20, 20)
+    assert alone.is_set()
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_of_many_requests_without_any_route_few_try_the_other() -> None:
+    async def run(it: Asking) -> list[int]:
+        calls = [it.post({"input": "x"}) for _ in range(20)]
+        return [response.status for response in await asyncio.gather(*calls)]
+
+    with asking(lambda request: missing()) as it:
+        assert asyncio.run(run(it)) == [404] * 20
+        assert it.apis.count("responses") == 20
+        assert it.apis.count("chat") < 20
+
+
+def test_trial_that_is_given_up_is_made_by_the_next() -> None:
+    hanging, second_is_here = threading.Event(), threading.Event()
+
+    async def script(request: Json) -> web.Response:
+        if "input" in request:
+            if request["input"] == "x":
+                second_is_here.set()
+            return missing()
+        if request["messages"][0]["content"] == "hang":
+            hanging.set()
+            await asyncio.Event().wait()
+        return answer(completion())
+
+    async def run(it: Asking) -> int:
+        first = asyncio.create_task(it.post({"input": "hang"}))
+        assert await asyncio.to_thread(hanging.wait, 10)
+        second = asyncio.create_task(it.post({"input": "x"}))
+        assert await asyncio.to_thread(second_is_here.wait, 10)
+        first.cancel()
+        return (await second).status
+
+    with asking(script) as it:
+        assert asyncio.run(run(it)) == 200
+
+
+def test_request_that_cannot_be_converted_is_refused() -> None:
+    with asking(chat_only, upstream_api="chat_completions") as it:
+        response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
+        text = asyncio.run(response.text())
+    assert response.status == 400
+    assert "previous_response_id: a Chat Completions endpoint remembers nothing" in text
+    assert response.headers["x-nemo-gym-failure-kind"] == "data"
+    assert it.requests == []
+
+
+def test_request_that_cannot_be_converted_leaves_the_way_open() -> None:
+    with asking(chat_only) as it:
+        assert asyncio.run(it.post({"input": "x", "previous_response_id": "r"})).status == 404
+        it.ask({"input": "x"})
+        assert it.apis == ["responses", "responses", "chat"]
+
+
+def test_answer_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> None:
+    with asking(lambda request: answer({"choices": []}), upstream_api="chat_completions") as it:
+        response = asyncio.run(it.post({"input": "x"}))
+        assert "the endpoint's answer cannot be read: choices" in asyncio.run(response.text())
+    assert response.status == 502
+    assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+
+
+def test_extra_body_is_laid_over_the_converted_request() -> None:
+    extra = {"max_completion_tokens": 9, "chat_template_kwargs": {"a": 1}}
+    with asking(chat_only, upstream_api="chat_completions", extra_body=extra) as it:
+        it.ask({"input": "x", "max_output_tokens": 7})
+    assert it.requests[0].items() >= extra.items()
+
+
+def test_openai_itself_gets_a_seed_with_chats_alone() -> None:
+    for upstream, has_seed in (("chat_completions", True), ("responses", False)):
+        script = chat_only if has_seed else responses_only
+        with ScriptedEndpoint(script) as endpoint:
+            url = "https://api.openai.com/v1"
+            values = {**SETTINGS, "openai_base_url": url, "upstream_api": upstream}
+            model = OpenAIModel(config=OpenAIModelConfig.model_validate(values), server_client=ServerClient())
+            model.endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
+            it = Asking(model, endpoint)
+            it.ask({"input": "x", "seed": 3})
+            it.ask({**HI, "seed": 3}, CHAT)
+        assert ["seed" in request for request in it.requests] == [has_seed] * 2
+
+
+@pytest.mark.parametrize(("has_parser", "content"), [(True, "<think>hm</think>hi"), (False, "hi")])
+def test_reasoning_in_the_text_is_found_where_the_endpoint_has_no_parser(
+    has_parser: bool, content: str
+) -> None:
+    def script(request: Json) -> web.Response:
+        return answer(completion("<think>hm</think>hi"))
+
+    with asking(script, upstream_api="chat_completions", uses_reasoning_parser=has_parser) as it:
+        items = it.ask({"input": "x"})["output"]
+    assert items[-1]["content"][0]["text"] == content
+    assert len(items) == (1 if has_parser else 2)
+
+
+def test_stream_is_asked_for_and_put_together() -> None:
+    def script(request: Json) -> web.Response:
+        assert request["stream"] is True
+        if "messages" in request:
+            assert request["stream_options"] == {"include_usage": True}
+            delta = {"index": 0, "delta": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+            events: list[Json] = [{"id": "c", "choices": [delta]}, {"choices": [], "usage": USAGE}]
+        else:
+            response = {"id": "r", "output": [message("hi")], "usage": {"input_tokens": 3}}
+            events = [{"type": "response.completed", "response": response}]
+        body = b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events)
+        return web.Response(body=body, content_type="text/event-stream")
+
+    with asking(script, stream=True) as it:
+        assert it.ask({"input": "x", "stream": False})["usage"]["input_tokens"] == 3
+        chat = it.ask(HI, CHAT)
+        assert (chat["choices"][0]["message"]["content"], chat["usage"]["total_tokens"]) == ("hi", 5)
+    with asking(script, stream=True, upstream_api="chat_completions") as it:
+        assert it.ask({"input": "x"})["usage"]["total_tokens"] == 5
+
+
+@pytest.mark.parametrize("usage", [{}, {"usage": None}])
+def test_usage_is_always_there_and_its_absence_is_told_once(
+    usage: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(request: Json) -> web.Response:
+        if "input" in request:
+            return answer({"output": [], **usage})
+        whole = completion()
+        del whole["usage"]
+        return answer({**whole, **usage})
+
+    with asking(script) as it:
+        for _ in range(2):
+            counts = it.ask({"input": "x"})["usage"]
+            assert counts == NeMoGymResponseUsage().model_dump()
+            chat = it.ask(HI, CHAT)["usage"]
+            assert (chat["prompt_tokens"], chat["completion_tokens"], chat["total_tokens"]) == (0, 0, 0)
+        it.model.ways["responses"].is_converting = True
+        assert it.ask({"input": "x"})["usage"] == NeMoGymResponseUsage().model_dump()
+    assert warnings_in(caplog) == ["policy_model: the endpoint gives no usage; counted as 0"]
+
+
+def test_failed_response_without_usage_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    failed = {"output": [], "status": "failed", "error": {"code": "server_error", "message": "m"}}
+    with asking(lambda request: answer(failed)) as it:
+        assert it.ask({"input": "x"})["usage"]["total_tokens"] == 0
+    assert warnings_in(caplog) == []
