@@ -5,6 +5,7 @@ is a real one, SmolLM2 with 135 million parameters: it is here for the plumbing,
 """
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,7 @@ COMMAND = [
     f"+output_jsonl_fpath={OUTPUT}",
     "+num_repeats=4",
     "+num_repeats_add_seed=true",
-    "+num_samples_in_parallel=2",
+    f"+num_samples_in_parallel={max(1, len(os.sched_getaffinity(0)) // 2)}",
 ]
 CHECK = ["ng_token_report", str(OUTPUT)]
 
@@ -38,15 +39,17 @@ def run(command: list[str]) -> int:
 
 def described(item: dict[str, Any]) -> str:
     """One item of a conversation as a line."""
-    match item.get("type", "message"):
-        case "function_call":
-            return f"model calls {item['name']}({item['arguments']})"
-        case "function_call_output":
-            return f"tool answers {item['output']}"
-        case _ if isinstance(item["content"], str):
-            return f"{item['role']}: {item['content']}"
+    match item:
+        case {"type": "function_call", "name": name, "arguments": arguments}:
+            return f"model calls {name}({arguments})"
+        case {"type": "function_call_output", "output": output}:
+            return f"tool answers {output}"
+        case {"role": "user", "content": str(text)}:
+            return f"user: {text}"
+        case {"content": [{"text": text}, *_]}:
+            return f"model: {text}"
         case _:
-            return f"model: {item['content'][0]['text']}"
+            return f"({item.get('type')})"
 
 
 def show(rollout: dict[str, Any]) -> None:
@@ -61,8 +64,8 @@ def show(rollout: dict[str, Any]) -> None:
 def main() -> int:
     code = run(COMMAND)
     if code == 0:
-        rollouts = [json.loads(line) for line in OUTPUT.read_text().splitlines()]
-        show(max(rollouts, key=lambda rollout: rollout["reward"]))
+        with OUTPUT.open() as lines:
+            show(max(map(json.loads, lines), key=lambda rollout: rollout["reward"]))
         code = run(CHECK)
     return code
 

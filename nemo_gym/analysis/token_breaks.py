@@ -130,6 +130,9 @@ class Mismatch:
         self.prompt_rest: str | None = None
         self.said_before: str | None = None
         """The text of the generation up to the difference."""
+        self.keeps_asked = False
+        """Whether all text before the generation is known to be the same: a token at its end may have merged
+        with what follows."""
         if vocabulary is not None:
             self._take_pieces(vocabulary)
         if self.seen_rest is None and (seen_text := history.text) is not None and prompt_text is not None:
@@ -146,6 +149,9 @@ class Mismatch:
         self.seen_rest = vocabulary.text(self.seen[at:end])
         self.prompt_rest = vocabulary.text(self.prompt[at : end + _MORE_TOKENS])
         self.said_before = vocabulary.text(self.seen[start:at])
+        asked = vocabulary.text(self.seen[at:start])
+        if asked is not None and self.prompt_rest is not None:
+            self.keeps_asked = self.prompt_rest.startswith(asked)
         stop = at + _MOST_TOKENS
         self.has_same_text = _is_same_text(
             vocabulary.known_pieces(self.seen[at:stop]), vocabulary.known_pieces(self.prompt[at:stop])
@@ -159,6 +165,8 @@ class Mismatch:
         self.prompt_rest = prompt[at : at + len(self.seen_rest) + 4 * _MORE_TOKENS]
         start = min(at, len(self.history.prompt_text or ""))
         self.said_before = seen[start:at]
+        is_last = self.generation is not None and self.generation is self.history.spans[-1]
+        self.keeps_asked = is_last and at >= len(self.history.prompt_text or "")
 
     def cause(self) -> Cause:
         return next((cause for cause, holds in _CHECKS if holds(self)), "unknown")
@@ -202,7 +210,7 @@ def _is_reasoning_stripped(mismatch: Mismatch) -> bool:
 def _is_at_end(mismatch: Mismatch) -> bool:
     """Whether nothing but markup and whitespace was generated from the difference on."""
     generation, vocabulary, at = mismatch.generation, mismatch.vocabulary, mismatch.at
-    if generation is None:
+    if generation is None or _changes_first_prompt(mismatch):
         return False
     if mismatch.seen_rest is None:
         last = generation.end - 1
@@ -215,7 +223,9 @@ def _is_at_end(mismatch: Mismatch) -> bool:
 
 
 def _is_whitespace(mismatch: Mismatch) -> bool:
-    if mismatch.generation is None or mismatch.seen_rest is None or mismatch.prompt_rest is None:
+    if mismatch.generation is None or _changes_first_prompt(mismatch):
+        return False
+    if mismatch.seen_rest is None or mismatch.prompt_rest is None:
         return False
     return "".join(mismatch.prompt_rest.split()).startswith("".join(mismatch.seen_rest.split()))
 
@@ -259,6 +269,11 @@ def _resumes(mismatch: Mismatch, end: int, least: int) -> int | None:
 
 def _is_in_first_prompt(mismatch: Mismatch) -> bool:
     return mismatch.at < mismatch.history.first_prompt
+
+
+def _changes_first_prompt(mismatch: Mismatch) -> bool:
+    """Whether the difference is one of the first prompt, not of the generation just after it."""
+    return _is_in_first_prompt(mismatch) and not mismatch.keeps_asked
 
 
 def _is_in_message(mismatch: Mismatch) -> bool:

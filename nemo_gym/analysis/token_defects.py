@@ -62,9 +62,18 @@ def _packed(ids: Any) -> bytes | None:
     if not isinstance(ids, list):
         return None
     try:
-        return array(_ID_TYPE, ids).tobytes()
+        packed = array(_ID_TYPE, ids)
     except (TypeError, OverflowError):
         return None
+    return None if _has_flags(ids, packed) else packed.tobytes()
+
+
+def _has_flags(ids: list[Any], packed: "array[int]") -> bool:
+    """Whether a `true` or `false` is among them, which an array takes for 1 or 0."""
+    if not ids:
+        return False
+    places = np.flatnonzero(np.frombuffer(packed, np.uintc) <= 1)
+    return any(type(ids[place]) is bool for place in places.tolist())
 
 
 def defects_of(item: Mapping[str, Any], tokens: PackedTokens) -> Defects:

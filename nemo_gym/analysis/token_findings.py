@@ -26,8 +26,8 @@ class Break:
     """A turn whose prompt does not begin with the tokens of the turn before."""
 
     line: int
-    key: str
-    """Of the rollout: `task:rollout`."""
+    key: str | None
+    """Of the rollout: `task:rollout`; None where it has none."""
     turn: int
     """From 1: the model call whose prompt it is."""
     item: int
@@ -50,7 +50,7 @@ class Place:
     """An output item."""
 
     line: int
-    key: str
+    key: str | None
     item: int
 
 

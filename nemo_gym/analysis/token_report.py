@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from nemo_gym.analysis.token_breaks import Cause, History, Mismatch, Span, first_difference
 from nemo_gym.analysis.token_defects import ID_BYTES, Defects, defects_of, pack_tokens
 from nemo_gym.analysis.token_findings import Break, DefectCount, Place, TokenPair, TokenReport
+from nemo_gym.analysis.token_lines import TokenLine, read_token_lines
 from nemo_gym.analysis.token_texts import TextSources, Vocabulary
 from nemo_gym.openai_utils.base import has_tokens
-from nemo_gym.records import BadLines, Record, RolloutLine, read_rollouts
+from nemo_gym.records import BadLines, Record
 from nemo_gym.terminal import one_line
 from nemo_gym.types import LOG_PROBS_MODE_KEY_NAME, RESPONSE_KEY_NAME
 
@@ -44,7 +45,7 @@ def report_tokens(
     """
     bad_lines = BadLines() if bad_lines is None else bad_lines
     report, texts = TokenReport(Path(path)), TextSources(tokenizer)
-    for rollout in read_rollouts(report.path, bad_lines, once=True):
+    for rollout in read_token_lines(report.path, bad_lines):
         _Walk(report, texts, most_breaks, rollout).take()
     report.bad_lines = bad_lines.count
     return report
@@ -73,9 +74,7 @@ class _Stretch(NamedTuple):
 class _Walk:
     """Goes through the turns of one rollout and adds what it finds to the report."""
 
-    def __init__(
-        self, report: TokenReport, texts: TextSources, most_breaks: int, rollout: RolloutLine
-    ) -> None:
+    def __init__(self, report: TokenReport, texts: TextSources, most_breaks: int, rollout: TokenLine) -> None:
         self._report, self._texts, self._most_breaks, self._rollout = report, texts, most_breaks, rollout
         self._output = _output_of(rollout.record)
         self._turns = self._generated = self._last_prompt = 0
@@ -175,8 +174,8 @@ class _Walk:
         has_texts = before is not None and seen is not None and prompt is not None
         begin = (before or "")[-_CHARACTERS_BEFORE:]
         return Break(
-            self._rollout.line.number,
-            str(self._rollout.key),
+            self._rollout.number,
+            self._rollout.key,
             self._turns,
             place,
             cause,
@@ -196,7 +195,7 @@ class _Walk:
             count.items += 1
             count.values += values
             if len(count.first) < _MOST_PLACES:
-                count.first.append(Place(self._rollout.line.number, str(self._rollout.key), place))
+                count.first.append(Place(self._rollout.number, self._rollout.key, place))
 
     def _count_mode(self, item: dict[str, Any]) -> None:
         said, modes = item.get(LOG_PROBS_MODE_KEY_NAME), self._report.log_probs_modes

@@ -126,8 +126,9 @@ def _shown_breaks(found: TokenReport, options: TokenReportConfig) -> Iterator[st
 
 
 def _break_lines(one: Break) -> Iterator[str]:
+    rollout = f"Line {one.line}" if one.key is None else f"Line {one.line}, rollout {one.key}"
     yield (
-        f"Line {one.line}, rollout {one.key}, turn {one.turn}: differs from token {one.position} on "
+        f"{rollout}, turn {one.turn}: differs from token {one.position} on "
         f"({one.seen_length} seen before, {one.prompt_length} in its prompt); likely {one.cause}"
     )
     has_pieces = any(pair.seen_text is not None or pair.prompt_text is not None for pair in one.tokens)
@@ -156,7 +157,9 @@ def _visible(text: str | None) -> str:
 
 
 def _places(first: Sequence[Place], count: int) -> str:
-    shown = ", ".join(f"line {one.line} ({one.key}) output[{one.item}]" for one in first)
+    keys = ["" if one.key is None else f" ({one.key})" for one in first]
+    places = zip(first, keys, strict=True)
+    shown = ", ".join(f"line {one.line}{key} output[{one.item}]" for one, key in places)
     return shown if len(first) == count else f"{shown}, …"
 
 

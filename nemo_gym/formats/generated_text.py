@@ -8,6 +8,7 @@ a verifier and a person can see it.
 import json
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from nemo_gym.formats.reasoning import split_reasoning
 
@@ -31,6 +32,17 @@ class Generated:
     text: str
     calls: list[Call] = field(default_factory=list)
 
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls as a chat message has them, each with an id of its own."""
+        return [
+            {
+                "id": f"call_{uuid4().hex}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in self.calls
+        ]
+
 
 def parse_generated(text: str, *, tools_offered: bool) -> Generated:
     """Take a generation apart; without tools on offer there are no calls in it."""
@@ -52,7 +64,8 @@ def parse_generated(text: str, *, tools_offered: bool) -> Generated:
 
 def _call(written: str) -> Call | None:
     try:
-        call: Any = json.loads(written)
+        call: Any = json.loads(written, parse_constant=_refuse)
+        json.dumps(call, ensure_ascii=False).encode()  # half a surrogate pair may stand there as an escape
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -63,3 +76,7 @@ def _call(written: str) -> Call | None:
     if not isinstance(arguments, dict):
         return None
     return Call(call["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

@@ -11,7 +11,12 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import FrameType
+from typing import Any
+
+from fastapi import FastAPI
 
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import encode_json
@@ -19,6 +24,7 @@ from nemo_gym.config import config_from_bytes
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.embedded import build_hosted
+from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import GRACE_S, serve
 
 
@@ -43,6 +49,7 @@ def main() -> None:
     except NeMoGymError as error:
         _tell(options.status_fd, {"error": str(error)})
         sys.exit(error.exit_code)
+    _tell_of_failed_start(hosted, options.status_fd)
     # uvicorn puts its own handler over this one, and raises the signal again once it has stopped.
     signal.signal(signal.SIGTERM, parent.end)
     parent.asks_first.set()
@@ -61,6 +68,23 @@ def _take_standard_input() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     return lifeline
+
+
+def _tell_of_failed_start(hosted: HostedServer, status_fd: int) -> None:
+    """An error of a server's start-up that says what to do is told as one, not as uvicorn's traceback."""
+    lifespan = hosted.app.router.lifespan_context
+
+    @asynccontextmanager
+    async def told(app: FastAPI) -> AsyncIterator[Any]:
+        async with AsyncExitStack() as running:
+            try:
+                state = await running.enter_async_context(lifespan(app))
+            except NeMoGymError as error:
+                _tell(status_fd, {"error": str(error)})
+                os._exit(error.exit_code)
+            yield state
+
+    hosted.app.router.lifespan_context = told
 
 
 def _tell(status_fd: int, message: dict[str, object]) -> None:

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from nemo_gym.config import GymConfig, ServerInstance, assign_ports
-from nemo_gym.errors import ServerDiedError
 from nemo_gym.launch.components import load_module, server_class
 from nemo_gym.launch.fleet import Fleet, FleetConfig
 
@@ -56,7 +55,7 @@ async def _watch(fleet: Fleet) -> None:
     """Rollouts that call a server which is gone for good fail by themselves; here it is only told why."""
     try:
         await fleet.watch()
-    except* ServerDiedError as errors:
+    except* Exception as errors:
         for error in errors.exceptions:
             logger.error("%s", error)
 

@@ -48,7 +48,7 @@ def _start(settings: dict[str, Any]) -> Any:
     params.n_parallel = settings["slots"]
     params.n_ctx = settings["slots"] * settings["context"]
     params.cpuparams.n_threads = settings["threads"]
-    params.cpuparams_batch.n_threads = settings["threads"]
+    params.cpuparams_batch.n_threads = settings["prompt_threads"]
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [settings["api_key"]]
@@ -60,7 +60,7 @@ def _start(settings: dict[str, Any]) -> Any:
     params.cache_ram_mib = 256  # prompts of slots that went to others; the engine's own default is 8 GB
     params.ui = False
     params.warmup = False
-    params.verbosity = -1
+    params.verbosity = 1  # errors alone
     if settings["chat_template"] is not None:
         params.chat_template = settings["chat_template"]
     return xllamacpp.Server(params)

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo_gym.formats.token_replay import replayed_prompt
+from nemo_gym.formats.tokens import newest_known_turn, without_tokens
 from nemo_gym.local_engine.engine import LocalEngine
 
 Message = dict[str, Any]
 _TOKENS = {"parse_special": True, "add_special": False}
+
+
+class ReplayError(ValueError):
+    """A history whose tokens are known and that cannot be continued with them."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +27,19 @@ class Conversation:
     async def prompt(self, engine: LocalEngine, eos_token_id: int | None) -> list[int]:
         """The ids to continue."""
         whole = await self._rendered(engine, self.messages, is_to_continue=True)
-        newest = _newest_with_tokens(self.messages)
-        if newest is None:
+        turn = newest_known_turn(self.messages)
+        if turn is None:
             return whole
-        message = self.messages[newest]
-        seen = [*message["prompt_token_ids"], *message["generation_token_ids"]]
-        up_to_turn = await self._rendered(engine, self.messages[: newest + 1], is_to_continue=False)
-        return replayed_prompt(seen, up_to_turn, whole, eos_token_id)
+        up_to_turn = await self._rendered(engine, self.messages[: turn.position + 1], is_to_continue=False)
+        try:
+            return replayed_prompt(turn.seen, up_to_turn, whole, eos_token_id)
+        except AssertionError as error:
+            raise ReplayError(str(error)) from error
 
     async def _rendered(
         self, engine: LocalEngine, messages: Sequence[Message], *, is_to_continue: bool
     ) -> list[int]:
-        body: dict[str, Any] = {"messages": [_plain(message) for message in messages]}
+        body: dict[str, Any] = {"messages": [without_tokens(message) for message in messages]}
         body["add_generation_prompt"] = is_to_continue
         if self.tools:
             body["tools"] = self.tools
@@ -44,19 +50,13 @@ class Conversation:
         return tokens
 
 
-def _newest_with_tokens(messages: Sequence[Message]) -> int | None:
-    for position in range(len(messages) - 1, -1, -1):
-        if messages[position].get("generation_token_ids"):
-            return position
-    return None
-
-
-def _plain(message: Message) -> Message:
-    """What a template may show."""
-    return {key: value for key, value in message.items() if not key.startswith(("prompt_", "generation_"))}
-
-
 async def only_token(engine: LocalEngine, text: str) -> int | None:
     """The token that a text is, such as a special one; None where it is not one."""
     tokens: list[int] = (await engine.ask("/tokenize", {"content": text, **_TOKENS}))["tokens"]
     return tokens[0] if len(tokens) == 1 else None
+
+
+async def ends_turns_with(engine: LocalEngine, token: int | None) -> bool:
+    """Whether the chat template ends the model's turns with a token; replay relies on it."""
+    spoken = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    return token in await Conversation(spoken, [], {})._rendered(engine, spoken, is_to_continue=False)

@@ -1,32 +1,28 @@
 """The engine's process as its owner sees it: started, asked, started again when it dies, stopped.
 
-Invariant: when `stop` is over, or the process that owns the engine is, the engine's process is gone too.
+Invariant: when `stop` is over, or the process that owns the engine is, the engine's process is gone too; and
+nobody waits for an engine that will not come.
 """
 
 import asyncio
-import json
 import logging
-import secrets
-import sys
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import aiohttp
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.http import ClientResponse, EndpointError, ServerUnreachableError, request
+from nemo_gym.local_engine.process import EngineProcess
 from nemo_gym.local_engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
 _TRIES = 2
 """Of a call during which the engine dies: the first may have been another one's fault."""
-_NOTICED_S = 2.0
-"""Within which the end of a process whose connection broke is noticed."""
-_ENDED_S = 2.0
-"""For a process that was told to leave."""
 _NO_ANSWER = (aiohttp.ClientError, OSError)
 
 
@@ -44,146 +40,102 @@ class LocalEngine:
         self.deaths = 0
         self.token_bytes: dict[int, bytes] = {}
         """What each token stands for; filled when it is first needed."""
+        self._process = EngineProcess(settings)
         self._recent_deaths: deque[float] = deque()
-        self._last_lines: deque[str] = deque(maxlen=20)
-        self._api_key = secrets.token_hex(16)
-        self._headers = {"Authorization": f"Bearer {self._api_key}"}
-        self._process: asyncio.subprocess.Process | None = None
-        self._address = ""
         self._running = asyncio.Event()
         """Whether there is one to ask; also set when there never will be again."""
-        self._given_up: str | None = None
+        self._is_over: str | None = None
+        """Why there never will be."""
         self._is_stopping = False
-        self._asking = 0
+        self._uses = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        return self._process.pid
 
     async def start(self) -> None:
         """Start the process and wait until it has loaded the weights."""
-        await self._start()
-        self._keep(self._watch())
+        await self._process.start()
+        self._running.set()
+        self._watching = asyncio.create_task(self._watch())
 
     async def stop(self, drain_s: float) -> None:
-        """Let generations that run end for so long, then end the process."""
+        """Let those who use the engine finish for so long, then end the process."""
         self._is_stopping = True
-        if self._running.is_set() and self._given_up is None:
+        if self._is_over is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain_s):
                     await self._idle.wait()
-        await self._end()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end("the engine is being stopped")
+        await self._process.end()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """What is done within is let finish when the engine is stopped; nothing new may begin by then."""
+        if self._is_stopping and not self._uses:
+            raise EngineError("", "the engine is being stopped")
+        self._uses += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._uses -= 1
+            if not self._uses:
+                self._idle.set()
 
     async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The engine's answer; its refusal is an EndpointError, its death an EngineError."""
-        response = await self._ask(path, body)
+        with self.in_use():
+            response = await self._ask(path, body)
         if not response.ok:
             raise EndpointError(response)
         answer: dict[str, Any] = await response.json()
         return answer
 
     async def _ask(self, path: str, body: dict[str, Any]) -> ClientResponse:
-        self._asking += 1
-        self._idle.clear()
-        try:
-            for _ in range(_TRIES):
-                process = await self._alive()
-                try:
-                    url, method = self._address + path, "POST" if body else "GET"
-                    return await request(method, url, json=body or None, headers=self._headers)
-                except _NO_ANSWER as error:
-                    if not await self._has_died(process):
-                        raise EngineError("", f"the engine broke off: {error!r}") from error
-            raise EngineError("", f"the engine died {_TRIES} times at this request. {self._last_words()}")
-        finally:
-            self._asking -= 1
-            if not self._asking:
-                self._idle.set()
-
-    async def _alive(self) -> asyncio.subprocess.Process:
-        """The process, as soon as there is one."""
-        if self._is_stopping:
-            raise EngineError("", "the engine is being stopped")
-        await self._running.wait()
-        if self._given_up is not None:
-            raise EngineError("", self._given_up)
-        assert self._process is not None
-        return self._process
-
-    async def _has_died(self, process: asyncio.subprocess.Process) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_NOTICED_S):
-                await process.wait()
-        return process.returncode is not None and not self._is_stopping
-
-    async def _start(self) -> None:
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", "from nemo_gym.local_engine.child import main; main()"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is its owner's business
-        )
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        self._keep(self._read_log(process.stderr))
-        process.stdin.write(self._told())
-        try:
-            async with asyncio.timeout(self.settings.startup_s):
-                line = await process.stdout.readline()
-        except TimeoutError:
-            await self._end()
-            raise ConfigError(
-                f"the engine has not loaded {self.settings.model_path} in {self.settings.startup_s:g} s"
-            ) from None
-        except asyncio.CancelledError:
-            await self._end()
-            raise
-        answer: dict[str, str] = json.loads(line) if line.strip() else {}
-        if "address" not in answer:
-            await self._end()
-            reason = answer.get("error") or f"it ended with exit code {process.returncode}"
-            raise ConfigError(
-                f"the engine cannot run {self.settings.model_path}: {reason}. {self._last_words()}"
-            )
-        self._address = answer["address"]
-        self._running.set()
-
-    def _told(self) -> bytes:
-        settings = self.settings
-        told = {
-            "model_path": str(settings.model_path),
-            "chat_template": settings.chat_template,
-            "slots": settings.slots,
-            "context": settings.context,
-            "threads": settings.threads,
-            "api_key": self._api_key,
-        }
-        return json.dumps(told).encode() + b"\n"
+        for _ in range(_TRIES):
+            await self._running.wait()
+            if self._is_over is not None:
+                raise EngineError("", self._is_over)
+            process = self._process
+            url, method = process.address + path, "POST" if body else "GET"
+            try:
+                return await request(method, url, json=body or None, headers=process.headers)
+            except _NO_ANSWER as error:
+                if not await process.has_died():
+                    raise EngineError("", f"the engine broke off: {error!r}") from error
+                if self._process is process and self._is_over is None:
+                    self._running.clear()  # whoever watches it may not have heard yet
+        raise EngineError("", f"the engine died {_TRIES} times at this request. {self._process.last_words()}")
 
     async def _watch(self) -> None:
         """Start the engine again each time it dies, within its budget."""
-        while self._given_up is None:
-            assert self._process is not None
-            code = await self._process.wait()
+        while self._is_over is None:
+            code = await self._process.ended()
             if self._is_stopping:
                 return
             self._running.clear()
             self.deaths += 1
-            logger.warning("the engine died (exit code %s). %s", code, self._last_words())
+            last_words = self._process.last_words()
+            logger.warning("the engine died (exit code %s). %s", code, last_words)
             if not self._may_restart():
-                self._give_up(f"the engine died too often, the last time with exit code {code}")
+                self._give_up(f"the engine died too often, the last time with exit code {code}", last_words)
                 return
             try:
-                await self._start()
-                logger.warning("the engine runs again")
-            except ConfigError as error:
-                self._give_up(str(error))
+                process = EngineProcess(self.settings)
+                await process.start()
+            except (ConfigError, OSError, ValueError) as error:
+                self._give_up(f"the engine died and cannot be started again: {error}", last_words)
+                return
+            self._process = process
+            self._running.set()
+            logger.warning("the engine runs again")
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
@@ -192,39 +144,15 @@ class LocalEngine:
             self._recent_deaths.popleft()
         return len(self._recent_deaths) <= self.settings.max_restarts
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, last_words: str) -> None:
         settings = self.settings
-        self._given_up = (
-            f"{reason}; it was started again at most {settings.max_restarts} times in "
-            f"{settings.restart_window_s:g} s (max_restarts, restart_window_s). {self._last_words()}"
+        self._end(
+            f"{reason}; it is started again at most {settings.max_restarts} times in "
+            f"{settings.restart_window_s:g} s (max_restarts, restart_window_s). {last_words}"
         )
-        logger.error("%s", self._given_up)
+        logger.error("%s", self._is_over)
+
+    def _end(self, reason: str) -> None:
+        """Whoever waits for the engine is told that it does not come."""
+        self._is_over = self._is_over or reason
         self._running.set()
-
-    async def _end(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ENDED_S):
-                await process.wait()
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    async def _read_log(self, log: asyncio.StreamReader) -> None:
-        with suppress(ValueError):  # a line longer than any log's
-            while line := await log.readline():
-                self._last_lines.append(line.decode("utf-8", "replace").rstrip())
-
-    def _last_words(self) -> str:
-        lines = [line for line in self._last_lines if line]
-        return "It said: " + " | ".join(lines[-5:]) if lines else "It said nothing."
-
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

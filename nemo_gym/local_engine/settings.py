@@ -17,7 +17,9 @@ class EngineSettings:
     context: int = 2048
     """Tokens of prompt and generation together, in each slot."""
     threads: int = 1
-    """Cores that the engine computes with."""
+    """Cores that compute a generation that runs alone."""
+    prompt_threads: int = 1
+    """Cores that compute prompts, and generations that run together."""
     max_restarts: int = 3
     """How often within `restart_window_s` an engine that dies is started again."""
     restart_window_s: float = 600.0

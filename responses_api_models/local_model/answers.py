@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from nemo_gym.formats.generated_text import parse_generated
+from nemo_gym.formats.tokens import token_fields
 from nemo_gym.local_engine import Generation
 from nemo_gym.local_engine.generation import LOG_PROBS_MODE
 
@@ -30,19 +31,9 @@ def completion(generation: Generation, prompt: list[int], model: str, wanted: Wa
         message["reasoning_content"] = written.reasoning
     if written.calls:
         message["content"] = written.text or None
-        message["tool_calls"] = [
-            {
-                "id": f"call_{uuid4().hex}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in written.calls
-        ]
+        message["tool_calls"] = written.tool_calls()
     if wanted.tokens:
-        message["prompt_token_ids"] = prompt
-        message["generation_token_ids"] = generation.token_ids
-        message["generation_log_probs"] = generation.log_probs
-        message["generation_log_probs_mode"] = LOG_PROBS_MODE
+        message |= token_fields(prompt, generation.token_ids, generation.log_probs, LOG_PROBS_MODE)
     finish_reason = _finish_reason(generation, message)
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
     if wanted.log_probs:

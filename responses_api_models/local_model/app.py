@@ -10,9 +10,10 @@ from fastapi import FastAPI, HTTPException
 from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_model import Body, SimpleResponsesAPIModel
+from nemo_gym.config_types import ConfigError
 from nemo_gym.local_engine import LocalEngine, generate
-from nemo_gym.local_engine.conversation import Conversation, only_token
-from nemo_gym.local_engine.generation import PromptTooLongError, takes_grammar
+from nemo_gym.local_engine.conversation import Conversation, ReplayError, ends_turns_with, only_token
+from nemo_gym.local_engine.generation import PromptTooLongError, takes_grammar, vocabulary_size
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -37,10 +38,12 @@ class LocalModel(SimpleResponsesAPIModel):
 
     _eos_token_id: int | None = PrivateAttr(default=None)
     _knows_tools: bool = PrivateAttr(default=False)
+    _vocabulary: int = PrivateAttr(default=0)
     _grammars: set[str] = PrivateAttr(default_factory=set)
     """Those that the engine is known to take."""
 
     def setup_webserver(self) -> FastAPI:
+        self.engine  # noqa: B018 - built now: a file that is not there is told before anything is started
         app = super().setup_webserver()
         app.router.lifespan_context = self._running
         return app
@@ -49,12 +52,23 @@ class LocalModel(SimpleResponsesAPIModel):
     async def _running(self, app: FastAPI) -> AsyncIterator[None]:
         await self.engine.start()
         try:
-            properties = await self.engine.ask("/props", {})
-            self._eos_token_id = await only_token(self.engine, properties["eos_token"])
-            self._knows_tools = properties["chat_template_caps"]["supports_tools"]
+            await self._look_at_model()
             yield
         finally:
             await self.engine.stop(DRAIN_S)
+
+    async def _look_at_model(self) -> None:
+        engine, config = self.engine, self.config
+        properties = await engine.ask("/props", {})
+        self._knows_tools = properties["chat_template_caps"]["supports_tools"]
+        self._vocabulary = await vocabulary_size(engine)
+        eos_token = config.eos_token or properties["eos_token"]
+        self._eos_token_id = await only_token(engine, eos_token)
+        if config.return_token_id_information and not await ends_turns_with(engine, self._eos_token_id):
+            raise ConfigError(
+                f"the chat template of {self.model_name} does not end turns with {eos_token!r}, so their "
+                "tokens cannot be replayed; set eos_token to the token that it ends them with"
+            )
 
     @cached_property
     def engine(self) -> LocalEngine:
@@ -80,12 +94,13 @@ class LocalModel(SimpleResponsesAPIModel):
 
     async def _complete(self, request: dict[str, Any]) -> Any:
         try:
-            return await self._generate(request)
-        except BadParameterError as error:
+            with self.engine.in_use():
+                return await self._generate(request)
+        except (BadParameterError, ReplayError) as error:
             raise HTTPException(400, str(error)) from error
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        sampling, tools = sampling_of(request), offered_tools(request)
+        sampling, tools = sampling_of(request, self._vocabulary), offered_tools(request)
         if tools and not self._knows_tools:
             raise BadParameterError(
                 f"tools: the chat template of {self.model_name} shows none; set chat_template"

@@ -26,24 +26,29 @@ class LocalModelConfig(BaseResponsesAPIModelConfig):
     context: int = Field(default=2048, ge=64)
     """Tokens of prompt and generation together, of each slot."""
     threads: int | None = Field(default=None, ge=1)
-    """Cores to compute with; None: all that this process may use but one, which is left to the rest."""
+    """Cores to compute with; None: all for prompts, all but one for a generation that runs alone."""
     return_token_id_information: bool = False
     """Put the ids and log-probabilities of what was sampled on the items, and replay them in later turns."""
     max_restarts: int = Field(default=3, ge=0)
     """How often an engine that dies is started again within `restart_window_s`; then every request fails."""
     restart_window_s: float = Field(default=600.0, gt=0)
+    eos_token: str | None = None
+    """The token that the chat template ends a turn with, such as <end_of_turn>; None: the one that the
+    weights name. Matters where tokens are replayed."""
     cache_dir: str | None = None
     """Where `ng_fetch_model` put the weights, if not in its usual place."""
 
     def engine_settings(self) -> EngineSettings:
         """What the engine is told; an error where a file is not there."""
+        cores = len(os.sched_getaffinity(0))
         template = self.chat_template or (_TOOLS_TEMPLATE if self.model_path is None else None)
         return EngineSettings(
             model_path=find_weights(self.model_path, self.cache_dir),
             chat_template=read_template(template) if template is not None else None,
             slots=self.slots,
             context=self.context,
-            threads=self.threads or max(1, len(os.sched_getaffinity(0)) - 1),
+            threads=self.threads or max(1, cores - 1),
+            prompt_threads=self.threads or cores,
             max_restarts=self.max_restarts,
             restart_window_s=self.restart_window_s,
         )

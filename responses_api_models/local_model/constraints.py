@@ -30,7 +30,7 @@ def _grammar_of(request: Mapping[str, Any]) -> str | None:
     if called and schema is not None:
         raise BadParameterError("response_format: not together with a tool_choice that asks for a call")
     if called:
-        call = _grammar_json({"anyOf": [_call_schema(tool["function"]) for tool in called]})
+        call = _grammar_json(_calls_schema([tool["function"] for tool in called]))
         return f'{_HEAD}start: "{CALL_BEGIN}\\n" call "\\n{CALL_END}"\ncall: %json {call}\n'
     return None if schema is None else f"{_HEAD}start: %json {_grammar_json(schema)}\n"
 
@@ -56,6 +56,8 @@ def _called_tools(choice: object, tools: Sequence[dict[str, Any]]) -> list[dict[
         if not tools:
             raise BadParameterError("tool_choice: a call is required, but there are no tools")
         return list(tools)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise BadParameterError("tool_choice: allowed_tools is not known here; offer only those tools")
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     called = [tool for tool in tools if tool["function"]["name"] == name]
@@ -64,15 +66,37 @@ def _called_tools(choice: object, tools: Sequence[dict[str, Any]]) -> list[dict[
     return called
 
 
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+def _calls_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One call of one of these; their parameters stand apart, where what they refer to is found."""
+    places = [f"#/$defs/parameters_{index}" for index in range(len(functions))]
     return {
-        "type": "object",
-        "properties": {
-            "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": {"$ref": place}},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for function, place in zip(functions, places, strict=True)
+        ],
+        "$defs": {
+            place.rpartition("/")[2]: _moved(function.get("parameters") or {"type": "object"}, place)
+            for function, place in zip(functions, places, strict=True)
         },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that refers to parts of itself, to be found at `place` within another."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
     }
 
 

@@ -12,16 +12,16 @@ def checked_messages(messages: Any) -> list[Message]:
     """The messages as a chat template takes them."""
     if not isinstance(messages, list) or not messages:
         raise BadParameterError("messages: there is nothing to answer; send one message at least")
-    return [_checked(message, f"messages[{position}]") for position, message in enumerate(messages)]
+    return [_as_shown(message, f"messages[{position}]") for position, message in enumerate(messages)]
 
 
-def _checked(message: Any, where: str) -> Message:
+def _as_shown(message: Any, where: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise BadParameterError(f"{where}: must be an object with a role")
-    checked = {**message, "content": _text(message.get("content"), where)}
-    for call in message.get("tool_calls") or ():
-        _check_call(call, where)
-    return checked
+    shown = {**message, "content": _text(message.get("content"), where)}
+    if message.get("tool_calls"):
+        shown["tool_calls"] = [_shown_call(call, where) for call in message["tool_calls"]]
+    return shown
 
 
 def _text(content: Any, where: str) -> str:
@@ -41,12 +41,21 @@ def _text(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _check_call(call: Any, where: str) -> None:
+def _shown_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadParameterError(f"{where}.tool_calls: each must call a function by its name")
+    return {**call, "function": {**function, "arguments": _shown_arguments(function.get("arguments"))}}
+
+
+def _shown_arguments(arguments: Any) -> str:
+    """As JSON, which the engine wants; what a model wrote that is none is shown as a text."""
+    if not arguments:
+        return "{}"
+    if not isinstance(arguments, str):
+        return json.dumps(arguments)
     try:
-        json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError, RecursionError):
-        # The model wrote it, and is to see it as it was; a template shows a text as it does an object.
-        return
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return json.dumps(arguments)
+    return arguments

@@ -14,6 +14,8 @@ UNTOUCHED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat
 """Sampling as the model has it. The engine's own defaults cut unlikely tokens off."""
 
 MOST_TOP_LOG_PROBS = 20
+_MOST_TOKENS = 2**31 - 1
+"""More would wrap around in the engine."""
 _SEEDS = 2**32 - 1
 """So many are there: the next number asks the engine for one of its own."""
 
@@ -51,8 +53,8 @@ class Sampling:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def sampling_of(request: Mapping[str, Any]) -> Sampling:
-    """What a Chat Completions request asks for."""
+def sampling_of(request: Mapping[str, Any], vocabulary: int) -> Sampling:
+    """What a Chat Completions request asks for, of a model with so many tokens."""
     given = {name: value for name, value in request.items() if value is not None}
     _refuse_unknown(given)
     if given.get("n", 1) != 1:
@@ -63,13 +65,13 @@ def sampling_of(request: Mapping[str, Any]) -> Sampling:
             parameters[engine_name] = _checked(name, given[name], check)
     for name in ("max_tokens", "max_completion_tokens"):
         if name in given:
-            parameters["n_predict"] = _whole(name, given[name], least=1)
+            parameters["n_predict"] = min(_whole(name, given[name], least=1), _MOST_TOKENS)
     if "seed" in given:
         parameters["seed"] = _whole("seed", given["seed"]) % _SEEDS
     if "stop" in given:
         parameters["stop"] = _stop_strings(given["stop"])
     if "logit_bias" in given:
-        parameters["logit_bias"] = _biases(given["logit_bias"])
+        parameters["logit_bias"] = _biases(given["logit_bias"], vocabulary)
     kwargs = given.get("chat_template_kwargs", {})
     if not isinstance(kwargs, dict):
         raise BadParameterError("chat_template_kwargs: must be an object")
@@ -143,9 +145,11 @@ def _stop_strings(value: object) -> list[str]:
     return texts
 
 
-def _biases(value: object) -> list[list[float]]:
-    if not isinstance(value, dict) or not all(str(token).isdecimal() for token in value):
-        raise BadParameterError("logit_bias: must be an object whose keys are token ids")
+def _biases(value: object, vocabulary: int) -> list[list[float]]:
+    if not isinstance(value, dict) or not all(
+        str(token).isdecimal() and int(token) < vocabulary for token in value
+    ):
+        raise BadParameterError(f"logit_bias: must be an object whose keys are token ids, below {vocabulary}")
     return [
         [int(token), _checked(f"logit_bias.{token}", bias, _in_range(-100, 100))]
         for token, bias in value.items()

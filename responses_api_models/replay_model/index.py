@@ -1,12 +1,13 @@
 """The index of a rollouts file: where the rollouts of each prompt stand.
 
 Invariant: the rollouts of one prompt have numbers in a row, in the order of their `_ng_rollout_index`. A
-rollout takes 24 bytes here; its line is read when it is wanted.
+rollout takes 32 bytes here; its line is read when it is wanted.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from responses_api_models.replay_model.conversations import (
 from responses_api_models.replay_model.turns import call_seconds
 
 _READ_BYTES = 1 << 18
+NO_SEED = (1 << 64) - 1
+"""In the place of a seed where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Index:
     """Digest of each rollout's prompt, sorted."""
     offsets: "array[int]"
     sizes: "array[int]"
+    seeds: "array[int]"
+    """What the requests of each rollout were seeded with, as `seed_number` gives it."""
     prompt_sizes: frozenset[int]
     """How many items the prompts have."""
     first_untimed: str | None
@@ -54,19 +59,46 @@ class Index:
         first = bisect_left(self.prompts, prompt)
         return range(first, bisect_right(self.prompts, prompt, lo=first))
 
+    def with_seed(self, group: range, seed: int) -> Iterator[int]:
+        """Those of a prompt's rollouts that had the seed, in their order."""
+        start = group.start
+        while seed != NO_SEED:
+            try:
+                found = self.seeds.index(seed, start, group.stop)
+            except ValueError:
+                return
+            yield found
+            start = found + 1
+
+
+def seed_number(seed: Any) -> int:
+    """A seed in 64 bits; `NO_SEED` for what is no whole number.
+
+    Two seeds share a number only if they are a multiple of 2**64 - 1 apart, as 0 and 2**64 - 1 are. Beyond 64
+    bits a seed stands for the float nearest to it, which is all that JSON readers make of it.
+    """
+    if type(seed) is int and not -(1 << 63) <= seed < 1 << 64:
+        with suppress(OverflowError):  # beyond the range of a float readers keep all of it
+            seed = float(seed)
+    if type(seed) is float and seed.is_integer():
+        seed = int(seed)
+    return seed % NO_SEED if type(seed) is int else NO_SEED
+
 
 def index_of(path: Path) -> Index:
     """Read the whole file once; a line that is no rollout is an error."""
-    prompts, offsets, sizes, repeats = array("Q"), array("Q"), array("Q"), array("Q")
+    prompts, offsets, sizes, seeds, repeats = (array("Q") for _ in range(5))
     prompt_sizes: set[int] = set()
     first_untimed = None
     for line in _lines(path):
         record = line.record
-        said = heard(items_of(record["responses_create_params"]))
+        params = record["responses_create_params"]
+        said = heard(items_of(params))
         prompts.append(prompt_digest(said))
         prompt_sizes.add(prompt_size(said))
         offsets.append(line.offset)
         sizes.append(line.size)
+        seeds.append(seed_number(params.get("seed")))
         repeats.append(_repeat(record))
         if first_untimed is None and call_seconds(record["response"]) is None:
             first_untimed = line.place
@@ -79,6 +111,7 @@ def index_of(path: Path) -> Index:
         array("Q", map(prompts.__getitem__, order)),
         array("Q", map(offsets.__getitem__, order)),
         array("Q", map(sizes.__getitem__, order)),
+        array("Q", map(seeds.__getitem__, order)),
         frozenset(prompt_sizes),
         first_untimed,
     )

@@ -9,7 +9,7 @@ import os
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ from responses_api_models.replay_model.conversations import (
     items_of,
     readings,
 )
-from responses_api_models.replay_model.index import Index, index_of
+from responses_api_models.replay_model.index import NO_SEED, Index, index_of, seed_number
 from responses_api_models.replay_model.turns import Rollout, rollout_from
 
 CACHE_BYTES = 32 << 20
@@ -51,7 +51,8 @@ class Match:
     """The rollout it belongs to; None: it begins, so it may have any of the group."""
     turn: int
     """Model calls that it has behind it."""
-    seed: int | None = None
+    seed: int = NO_SEED
+    """As the index keeps seeds."""
     is_known: bool = True
     """False: its prompt, or what the model said, is not recorded."""
 
@@ -97,8 +98,7 @@ class Recording:
 
     def find(self, params: Mapping[str, Any]) -> Match:
         """Where a request belongs; changes nothing."""
-        items, seed = items_of(params), params.get("seed")
-        seed = seed if isinstance(seed, int) else None
+        items, seed = items_of(params), seed_number(params.get("seed"))
         known: range | None = None
         for reading in readings(heard(items), self.index.prompt_sizes):
             group = self.index.rollouts_of(reading.prompt)
@@ -143,43 +143,36 @@ class Recording:
             self._leave(match, match.number)
             self._given_back.setdefault(match.group.start, []).append(match.number)
 
-    def _match(self, group: range, reading: Reading, seed: int | None) -> Match | None:
+    def _match(self, group: range, reading: Reading, seed: int) -> Match | None:
         """The rollout that begins as the conversation does; of several, one that had the seed."""
         if reading.runs == 0:
             return Match(group, reading.key, None, 0, seed)
-        match = None
-        waiting = self._given_back.get(group.start, ())
-        for number in chain(self._expected.get(reading.key, ()), waiting, group):
-            rollout = self._rollout(number)
-            turn = rollout.turn_at(reading.key, reading.runs)
-            if turn is None:
-                continue
-            match = match or Match(group, reading.key, number if turn else None, turn, seed)
-            if seed is None or rollout.seed is None:
-                break
-            if rollout.seed == seed:
+        for number in self._candidates(group, reading.key, seed):
+            turn = self._rollout(number).turn_at(reading.key, reading.runs)
+            if turn is not None:
                 return Match(group, reading.key, number if turn else None, turn, seed)
-        return match
+        return None
+
+    def _candidates(self, group: range, key: int, seed: int) -> Iterator[int]:
+        """The rollouts that a conversation may belong to, the likeliest first: each that is tried is read."""
+        expected, waiting = self._expected.get(key, ()), self._given_back.get(group.start, ())
+        if seed != NO_SEED:
+            yield from (n for n in chain(expected, waiting) if self.index.seeds[n] == seed)
+            yield from self.index.with_seed(group, seed)
+        yield from chain(expected, waiting, group)
 
     def _begin(self, match: Match) -> int:
         """The rollout that had the seed, else all in turn, then those that were given back: until then their
         last request may be sent again."""
         group = match.group
         begun, waiting = self._begun[group.start], self._given_back.get(group.start, ())
-        number = self._seeded(group, match.seed)
+        number = next(self.index.with_seed(group, match.seed), None)
         if number is None and waiting and begun % len(group) == 0:
             number = waiting[0]
         if number is not None:
             return self._popped(self._given_back, group.start, number) if number in waiting else number
         self._begun[group.start] += 1
         return group[begun % len(group)]
-
-    def _seeded(self, group: range, seed: int | None) -> int | None:
-        """The seed of a repeat is its number as a rule, so that is where to look first."""
-        if seed is None or self._rollout(group[0]).seed is None:
-            return None
-        likely = group[seed : seed + 1] if seed >= 0 else ()
-        return next((number for number in (*likely, *group) if self._rollout(number).seed == seed), None)
 
     def _leave(self, match: Match, number: int) -> None:
         """It is no longer expected, nor waiting to be played again."""

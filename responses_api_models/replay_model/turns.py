@@ -36,8 +36,6 @@ class Rollout:
     usages: list[Usage | None]
     keys: list[int]
     """The conversation's key before each call, and after the last."""
-    seed: Any = None
-    """What its requests were seeded with."""
 
     def turn_at(self, key: int, runs: int) -> int | None:
         """How many calls a conversation has behind it; None if it is not this rollout's.
@@ -87,7 +85,7 @@ def rollout_from(record: Mapping[str, Any]) -> Rollout:
     for turn in turns:
         keys.append(continued(keys[-1], heard(turn)))
     name = f"{record.get('_ng_task_index')}:{record.get('_ng_rollout_index')}"
-    return Rollout(name, response, turns, _divided(usage, prompt, turns), keys, params.get("seed"))
+    return Rollout(name, response, turns, _divided(usage, prompt, turns), keys)
 
 
 def cut(output: Sequence[Item]) -> list[list[Item]]:

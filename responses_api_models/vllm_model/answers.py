@@ -19,6 +19,7 @@ import aiohttp
 
 from nemo_gym.formats.generated_text import parse_generated
 from nemo_gym.formats.token_replay import replayed_prompt
+from nemo_gym.formats.tokens import newest_known_turn, without_tokens
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from responses_api_models.vllm_model.tokens import (
     ASK_FOR_TOKENS,
@@ -30,12 +31,10 @@ from responses_api_models.vllm_model.tokens import (
     TokenInformationError,
     completion_request,
     difference,
-    newest_turn,
     refuse_what_needs_the_chat_route,
     the_choice,
     tokens_of_chat,
     tokens_of_completion,
-    without_tokens,
 )
 
 if TYPE_CHECKING:  # it imports this module
@@ -144,7 +143,7 @@ class TokenTurns:
 
     def _compare(self, messages: Sequence[Mapping[str, Any]], prompt: list[int]) -> None:
         """Notice an engine that tokenised the history again, to other ids than it had sampled."""
-        turn = newest_turn(messages)
+        turn = newest_known_turn(messages)
         if turn is not None and prompt[: len(turn.seen)] != turn.seen:
             self.notices.warn(
                 "retokenized",
@@ -178,7 +177,7 @@ class ReplayTurns:
         return with_tokens(answer, chat, tokens, tokens.fields(prompt, self.log_probs_mode))
 
     async def _prompt(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat, whole: list[int]) -> list[int]:
-        turn = newest_turn(chat["messages"])
+        turn = newest_known_turn(chat["messages"])
         if turn is None:
             return whole
         messages = chat["messages"][: turn.position + 1]
@@ -252,14 +251,7 @@ def chat_answer(completion: Chat, chat: Chat, uses_reasoning_parser: bool) -> Ch
         spoken = parse_generated(text, tools_offered=False).text
         message["content"] = (text.removesuffix(spoken) + generated.text) or None
     if generated.calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call_{uuid4().hex}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in generated.calls
-        ]
+        message["tool_calls"] = generated.tool_calls()
     reason = choice.get("finish_reason")
     answered = {
         "index": 0,

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from nemo_gym.formats.tokens import token_fields
 from nemo_gym.openai_utils import TokenIDLogProbMixin
 
 Body = Mapping[str, Any]
@@ -67,8 +68,7 @@ class CallTokens:
 
     def fields(self, prompt: list[int], mode: str) -> dict[str, Any]:
         """As they stand on a message."""
-        values = (prompt, self.generation, self.log_probs)
-        return {**dict(zip(TOKEN_FIELDS, values, strict=True)), LOG_PROBS_MODE_FIELD: mode}
+        return token_fields(prompt, self.generation, self.log_probs, mode)
 
 
 def tokens_of_chat(completion: Body) -> CallTokens:
@@ -196,34 +196,6 @@ def _counted(tokens: CallTokens) -> CallTokens:
 def _agree(which: str, one: Sequence[int] | None, other: Sequence[int] | None) -> None:
     if one != other:
         raise TokenInformationError(f"{which} differ ({difference(one or (), other or ())})")
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The newest message of a history whose tokens are known."""
-
-    position: int
-    """Among the messages."""
-    seen: list[int]
-    """All that the model had read and sampled by its end."""
-
-
-def newest_turn(messages: Sequence[Body]) -> Turn | None:
-    for position in range(len(messages) - 1, -1, -1):
-        message = messages[position]
-        prompt, generation = message.get("prompt_token_ids"), message.get("generation_token_ids")
-        if prompt is not None and generation is not None:
-            return Turn(position, [*prompt, *generation])
-    return None
-
-
-def without_tokens(message: Body) -> dict[str, Any]:
-    """A message as an endpoint takes it that knows nothing of tokens."""
-    return {
-        key: value
-        for key, value in message.items()
-        if key not in TOKEN_FIELDS and key != LOG_PROBS_MODE_FIELD
-    }
 
 
 def difference(one: Sequence[int], other: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import nemo_gym
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import find_weights
 from nemo_gym.server_utils import ServerClient
-from tests.support.commands import is_running
+from tests.support.commands import is_running, run_command
 from tests.support.engines import engines_below
 
 CONFIG = "responses_api_models/local_model/configs/local_model_for_training.yaml"
 SMALL = ["policy_model.responses_api_models.local_model.slots=4"]
+WITHIN_A_CHARACTER = 15107
+"""A token that ends in the middle of one: a space and half of an emoji."""
 ADD = {
     "type": "function",
     "name": "add",
@@ -141,10 +144,41 @@ def test_conversation_with_tools_replays_what_was_sampled(served: Served) -> Non
 
 def test_stop_string_ends_the_text_and_stays_in_the_tokens(served: Served) -> None:
     body = {"input": "Count to five.", "temperature": 0, "max_output_tokens": 16}
-    text = served.ask(body)["output"][0]["content"][0]["text"]
+    (whole,) = served.ask(body)["output"]
+    text = whole["content"][0]["text"]
     stopped = served.ask({**body, "stop": [text[5:8]]})
-    assert stopped["output"][0]["content"][0]["text"] == text[: text.index(text[5:8])]
+    (item,) = stopped["output"]
+    assert item["content"][0]["text"] == text[: text.index(text[5:8])]
     assert stopped["status"] == "completed"
+    tokens = item["generation_token_ids"]
+    assert tokens == whole["generation_token_ids"][: len(tokens)]
+    before = served.ask({**body, "max_output_tokens": len(tokens) - 1})["output"][0]["content"][0]["text"]
+    assert text[5:8] not in before
+
+
+@pytest.mark.parametrize("arguments", ["2+2", ""])
+def test_call_whose_arguments_are_no_json_does_not_end_the_conversation(
+    served: Served, arguments: str
+) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": arguments}
+    answer = {"type": "function_call_output", "call_id": "c", "output": "not JSON"}
+    history = [{"role": "user", "content": "Add."}, call, answer]
+    assert served.ask({"input": history, "tools": [ADD], "max_output_tokens": 4})["output"]
+
+
+def test_tool_whose_parameters_have_definitions_can_be_required(served: Served) -> None:
+    point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+    parameters = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Point"}},
+        "required": ["at"],
+        "additionalProperties": False,
+        "$defs": {"Point": {**point, "additionalProperties": False}},
+    }
+    tool = {"type": "function", "name": "move", "parameters": parameters}
+    body = {"input": "Move", "tools": [tool, ADD], "tool_choice": {"type": "function", "name": "move"}}
+    (call,) = served.ask({**body, "max_output_tokens": 64, "seed": 1})["output"]
+    assert json.loads(call["arguments"])["at"]["x"] in (1, 2)
 
 
 def test_chat_answers_with_log_probabilities_where_asked_for(served: Served) -> None:
@@ -154,7 +188,10 @@ def test_chat_answers_with_log_probabilities_where_asked_for(served: Served) -> 
         "logprobs": True,
         "top_logprobs": 2,
     }
-    (choice,) = served.ask(body, "/v1/chat/completions")["choices"]
+    (choice,) = served.ask(body | {"logit_bias": {str(WITHIN_A_CHARACTER): 90}}, "/v1/chat/completions")[
+        "choices"
+    ]
+    assert WITHIN_A_CHARACTER in choice["message"]["generation_token_ids"]
     for told in choice["logprobs"]["content"]:
         assert told["logprob"] <= 0
         assert len(told["top_logprobs"]) == 2
@@ -176,9 +213,16 @@ def test_request_that_cannot_be_answered_says_why(served: Served, body: dict[str
 
 
 def test_engine_that_is_killed_costs_no_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    for pid in engines_below(os.getpid()):
-        os.kill(pid, signal.SIGKILL)
-    assert served.ask({"input": "Say hi", "max_output_tokens": 4})["output"]
+    async def killed() -> list[int]:
+        body = {"input": "Tell me a story.", "max_output_tokens": 24}
+        posts = [served.client.post("policy_model", "/v1/responses", json=body) for _ in range(6)]
+        asking = [asyncio.ensure_future(post) for post in posts]
+        await asyncio.sleep(0.3)
+        for pid in engines_below(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+        return [answer.status for answer in await asyncio.gather(*asking)]
+
+    assert served.runner.run(killed()) == [200] * 6
     assert "the engine died" in caplog.text
 
 
@@ -202,3 +246,33 @@ def test_weights_that_are_not_there_end_the_start_with_one_message() -> None:
 
     with pytest.raises(ConfigError, match=r"there is no file nowhere\.gguf"):
         asyncio.run(start())
+
+
+def test_template_that_ends_turns_otherwise_is_refused_where_tokens_are_replayed(tmp_path: Path) -> None:
+    template = tmp_path / "other.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}<end>{% endfor %}")
+    overrides = [f"policy_model.responses_api_models.local_model.chat_template={template}"]
+
+    async def start() -> None:
+        async with nemo_gym.open_servers(CONFIG, overrides):
+            pass
+
+    with pytest.raises(ConfigError, match=r"does not end turns with.*set eos_token"):
+        asyncio.run(start())
+
+
+@pytest.mark.parametrize("hosting", ["+executor=processes", "+hosting=embedded"])
+def test_weights_that_are_none_end_a_collection_with_one_message(tmp_path: Path, hosting: str) -> None:
+    ran = run_command(
+        "ng_collect_rollouts",
+        f"+config_paths=[resources_servers/calculator/configs/calculator.yaml,{CONFIG}]",
+        "+policy_model.responses_api_models.local_model.model_path=README.md",
+        "+agent_name=calculator_simple_agent",
+        "+input_jsonl_fpath=resources_servers/calculator/data/few_shot.jsonl",
+        f"+output_jsonl_fpath={tmp_path / 'rollouts.jsonl'}",
+        hosting,
+    )
+    assert ran.returncode == 2
+    assert "the engine cannot run" in ran.stderr
+    assert "README.md" in ran.stderr
+    assert "Traceback" not in ran.stderr

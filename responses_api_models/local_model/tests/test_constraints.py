@@ -39,6 +39,17 @@ def test_named_call_is_of_that_tool() -> None:
     assert [call["properties"]["name"]["const"] for call in schema_in(grammar)["anyOf"]] == ["sub"]
 
 
+def test_parameters_that_refer_to_parts_of_themselves_still_find_them() -> None:
+    parameters = {"$defs": {"P": {"type": "integer"}}, "properties": {"p": {"$ref": "#/$defs/P"}}}
+    tools = [tool("a"), {"type": "function", "function": {"name": "b", "parameters": parameters}}]
+    schema = schema_in(constraints_of({"tools": tools, "tool_choice": "required"})["grammar"])
+    place = schema["anyOf"][1]["properties"]["arguments"]["$ref"]
+    found = schema
+    for step in place.removeprefix("#/").split("/"):
+        found = found[step]
+    assert found["properties"]["p"]["$ref"] == f"{place}/$defs/P"
+
+
 def test_one_call_at_a_time_ends_with_the_first() -> None:
     request = {"tools": [tool("add")], "parallel_tool_calls": False, "stop": "END"}
     assert constraints_of(request) == {"stop": ["END", "</tool_call>"]}
@@ -56,6 +67,7 @@ def test_tools_that_must_not_be_called_are_not_shown() -> None:
             {"tools": [tool("add")], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "no tool 'x'",
         ),
+        ({"tools": [tool("add")], "tool_choice": {"type": "allowed_tools"}}, "allowed_tools is not known"),
         ({"tools": [{"type": "web_search"}]}, "local_model takes functions alone"),
         ({"response_format": {"type": "xml"}}, "must be of type text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema"}}, "the last with its schema"),
@@ -73,6 +85,17 @@ def test_wish_that_cannot_be_met_is_refused(request_: dict[str, Any], problem: s
 def test_parts_of_text_are_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert checked_messages([{"role": "user", "content": parts}])[0]["content"] == "ab"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [('{"a": 1}', '{"a": 1}'), ("2+2", '"2+2"'), ("", "{}"), (None, "{}"), ({"a": 1}, '{"a": 1}')],
+)
+def test_arguments_are_shown_as_json_whatever_the_model_wrote(written: Any, shown: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": written}}
+    (message,) = checked_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == shown
+    assert call["function"]["arguments"] == written  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

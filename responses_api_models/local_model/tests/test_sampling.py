@@ -6,7 +6,7 @@ from responses_api_models.local_model.sampling import UNTOUCHED, BadParameterErr
 
 
 def test_nothing_set_samples_as_the_model_has_it() -> None:
-    sampling = sampling_of({"messages": []})
+    sampling = sampling_of({"messages": []}, 100)
     assert sampling.parameters == UNTOUCHED
     assert sampling.top_log_probs is None
 
@@ -27,7 +27,7 @@ def test_parameters_are_handed_on_in_the_engines_words() -> None:
         "top_logprobs": 2,
         "chat_template_kwargs": {"a": 1},
     }
-    sampling = sampling_of(request)
+    sampling = sampling_of(request, 100)
     assert sampling.parameters == {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -44,17 +44,22 @@ def test_parameters_are_handed_on_in_the_engines_words() -> None:
 
 
 def test_null_is_not_set() -> None:
-    assert sampling_of({"temperature": None, "stop": None, "n": None}).parameters == UNTOUCHED
+    assert sampling_of({"temperature": None, "stop": None, "n": None}, 100).parameters == UNTOUCHED
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**32 - 1, 2**70])
 def test_every_seed_is_one_that_the_engine_keeps(seed: int) -> None:
-    assert 0 <= sampling_of({"seed": seed}).parameters["seed"] < 2**32 - 1
+    assert 0 <= sampling_of({"seed": seed}, 100).parameters["seed"] < 2**32 - 1
+
+
+@pytest.mark.parametrize("most", [2**31, 2**32 + 2, 10**30])
+def test_length_beyond_what_the_engine_counts_is_no_short_one(most: int) -> None:
+    assert sampling_of({"max_tokens": most}, 100).parameters["n_predict"] == 2**31 - 1
 
 
 @pytest.mark.parametrize("field", ["model", "metadata", "user", "store", "stream", "service_tier"])
 def test_fields_that_say_nothing_to_a_local_model_pass(field: str) -> None:
-    assert sampling_of({field: "x"}).parameters == UNTOUCHED
+    assert sampling_of({field: "x"}, 100).parameters == UNTOUCHED
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,7 @@ def test_fields_that_say_nothing_to_a_local_model_pass(field: str) -> None:
         ({"stop": [1]}, "stop: must be a text or a list of texts"),
         ({"n": 2}, "n: one answer a request"),
         ({"logit_bias": {"word": 1}}, "logit_bias: must be an object whose keys are token ids"),
+        ({"logit_bias": {"100": 1}}, "token ids, below 100"),
         ({"logit_bias": {"1": 200}}, "logit_bias.1: must be between -100 and 100"),
         ({"top_logprobs": 2}, "top_logprobs: needs logprobs: true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: must be between 0 and 20"),
@@ -87,5 +93,5 @@ def test_fields_that_say_nothing_to_a_local_model_pass(field: str) -> None:
 )
 def test_parameter_that_cannot_be_used_is_named(request_: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadParameterError) as refused:
-        sampling_of(request_)
+        sampling_of(request_, 100)
     assert problem in str(refused.value)

@@ -3,6 +3,7 @@
 import json
 import random
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,71 @@ def test_seed_names_the_rollout(tmp_path: Path) -> None:
     # One that none of them had is no obstacle.
     ends = [ask(recording, user("go"), *ask(recording, user("go"), seed=77), told("1"), seed=77)]
     assert ends == [[said("0")]]
+
+
+def seeded(folder: Path, seeds: Sequence[int | None]) -> Path:
+    """Rollouts of one prompt that begin alike."""
+    records = (
+        recorded("go", called("a"), told("1"), said(str(n)), repeat=n, seed=seed)
+        for n, seed in enumerate(seeds)
+    )
+    return write(folder, records)
+
+
+def keep_one_line(path: Path, kept: int) -> None:
+    """Spoil all other lines: whoever reads one of them fails."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    spoiled = (line if n == kept else b"x" * (len(line) - 1) + b"\n" for n, line in enumerate(lines))
+    path.write_bytes(b"".join(spoiled))
+
+
+@pytest.mark.parametrize(("seed", "number"), [(77, 0), (-1, 0), (None, 0), (0, 0), (3, 3), (7, 7)])
+def test_only_the_line_of_the_rollout_that_is_played_is_read(
+    tmp_path: Path, seed: int | None, number: int
+) -> None:
+    path = seeded(tmp_path, range(8))
+    recording = Recording(path)
+    keep_one_line(path, number)
+    first = ask(recording, user("go"), seed=seed)
+    assert ask(recording, user("go"), *first, told("1"), seed=seed) == [said(str(number))]
+
+
+def test_only_the_line_with_the_seed_is_read_though_the_conversation_began_elsewhere(tmp_path: Path) -> None:
+    path = seeded(tmp_path, range(8))
+    recording = Recording(path)
+    keep_one_line(path, 5)
+    assert ask(recording, user("go"), called("a"), told("1"), seed=5) == [said("5")]
+
+
+SEEDS = [None, 0, -1, 2**63, 2**64 - 2**10, 2**64, 2**70 + 1, -(2**90), 10**400]
+
+
+@pytest.mark.parametrize("number", range(1, len(SEEDS)))
+def test_seed_may_be_any_whole_number(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "recorded.jsonl"
+    records = [recorded("go", said(str(n)), repeat=n, seed=seed) for n, seed in enumerate(SEEDS)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    recording = Recording(path)
+    assert ask(recording, user("go"), seed=SEEDS[number]) == [said(str(number))]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**64 - 1, 2**64 - 2])
+def test_rollout_without_a_seed_is_no_rollout_with_some_seed(tmp_path: Path, seed: int) -> None:
+    recording = Recording(seeded(tmp_path, [None, 5, None]))
+    ends = [
+        ask(recording, user("go"), *ask(recording, user("go"), seed=seed), told("1"), seed=seed)
+        for _ in range(3)
+    ]
+    assert ends == [[said(text)] for text in "012"]  # all in turn
+    assert ask(recording, user("go"), called("a"), told("1"), seed=5) == [said("1")]
+
+
+@pytest.mark.parametrize("odd", ["5", [5], 5.5, True])
+def test_recorded_seed_that_is_no_whole_number_is_none(tmp_path: Path, odd: Any) -> None:
+    record = recorded("go", said("0"))
+    record["responses_create_params"]["seed"] = odd
+    recording = Recording(write(tmp_path, [record, recorded("go", said("1"), repeat=1)]))
+    assert [ask(recording, user("go"), seed=seed) for seed in (1, 5)] == [[said("0")], [said("1")]]
 
 
 def test_history_alone_is_enough(tmp_path: Path) -> None:

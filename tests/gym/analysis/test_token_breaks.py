@@ -111,6 +111,22 @@ THOUGHT = "<think>\nTwo and two, hm.\n</think>\n\n"
             text_turns("4.<|im_end|>", START.replace("1", "22") + ASK + "4.<|im_end|>" + NEXT),
         ),
         ("prompt_changed", text_turns("4.<|im_end|>", START[40:] + ASK + "4.<|im_end|>" + NEXT * 2)),
+        (
+            "prompt_changed",
+            text_turns(
+                "<|im_end|>",
+                START + "<|im_start|><|im_end|>" + NEXT * 2,
+                first=START + "<|endoftext|><|im_start|>",
+            ),
+        ),
+        (
+            "prompt_changed",
+            text_turns("4.<|im_end|>", START + "\n" + ASK + "4.<|im_end|>" + NEXT, first=START + " " + ASK),
+        ),
+        (
+            "prompt_changed",
+            text_turns("<|im_end|>", START + "\n\n<|im_end|>" + NEXT * 2, first=START + "<|im_start|>"),
+        ),
         ("unknown", text_turns("It is 4.<|im_end|>", START + ASK + "It was 5, or 6.<|im_end|>" + NEXT)),
     ],
 )
@@ -147,6 +163,14 @@ def test_a_last_token_that_merges_with_what_follows_is_retokenised(tmp_path: Pat
         (first + encode("Hi\n\nYou"), [1], [message()]),
     ]
     assert cause_of(check(tmp_path, played(turns), tokenizer=tokenizer)) == "retokenised"
+
+
+def test_whitespace_before_a_generation_that_merges_with_the_first_prompt_is_whitespace(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    turns = text_turns("4.<|im_end|>", START + ASK + "\n4.<|im_end|>" + NEXT)
+    (one,) = check(tmp_path, played(turns), tokenizer=tokenizer).breaks
+    assert (one.cause, one.position) == ("whitespace", len(encode(START + ASK)) - 1)
 
 
 def test_a_message_after_the_first_prompt_that_changed_is_named(tmp_path: Path, tokenizer: Path) -> None:
@@ -189,6 +213,8 @@ LONG = list(range(100, 140))
         ("template", [7, 8, 9, 10, 3], [*LONG, 7, 8, 9, 10, 4, 60], [message()]),
         ("template", [7, 8, 9, 10, 11, 3], [*LONG, 7, 8, 9, 10, 3, 60], [call()]),
         ("prompt_changed", [7, 8, 3], [99, *LONG[1:], 7, 8, 3, 60], [message()]),
+        ("prompt_changed", [7, 3], [*LONG[:-1], 3, 50, 7, 3, *range(60, 70)], [message()]),
+        ("prompt_changed", [3], [*LONG[:-2], 3, 50, 51, 3, *range(60, 70)], [message()]),
         ("unknown", [7, 8, 9, 10, 11, 3], [*LONG, 7, 8, 70, 71, 72, 3, 60], [message(), call()]),
         ("unknown", [7, 8, 9, 10, 11, 3], [*LONG, 7, 8, 70, 71, 72, 3, 60], [message()]),
     ],

@@ -100,6 +100,20 @@ def test_texts_that_stand_in_the_rollout_are_used(tmp_path: Path) -> None:
     assert one.prompt_text == "Ask: It is  36. And?"
 
 
+@pytest.mark.parametrize(
+    ("cause", "prompt"), [("prompt_changed", "Ask : It is 36. And?"), ("whitespace", "Ask: It  is 36. And?")]
+)
+def test_texts_tell_a_first_prompt_that_changed_from_the_generation_after_it(
+    tmp_path: Path, cause: str, prompt: str
+) -> None:
+    output = [
+        {**message(), **bundle([1, 2], [3, 4, 5]), "prompt_str": "Ask: ", "generation_str": "It is 36."},
+        {**message(), **bundle([1, 9, 3, 4, 5, 6], [7]), "prompt_str": prompt},
+    ]
+    (one,) = check(tmp_path, output).breaks
+    assert (one.cause, one.position) == (cause, 1)
+
+
 @pytest.mark.parametrize("end", [[], [3]])
 def test_texts_beside_log_probabilities_are_used(tmp_path: Path, end: list[int]) -> None:
     def said(tokens: dict[int, str]) -> dict[str, Any]:
@@ -171,6 +185,8 @@ def test_the_small_model_gives_texts_to_rollouts_that_name_it(tmp_path: Path) ->
         ("bad_ids", 1, {"prompt_token_ids": [1, [2]]}),
         ("bad_ids", 1, {"prompt_token_ids": "1 2"}),
         ("bad_ids", 1, {"prompt_token_ids": [1, 1 << 32]}),
+        ("bad_ids", 2, {"prompt_token_ids": [1, True, 0, False]}),
+        ("bad_ids", 1, {"generation_token_ids": [True, 4]}),
         ("empty_generation", 1, {"generation_token_ids": [], "generation_log_probs": []}),
     ],
 )
@@ -255,6 +271,49 @@ def test_bad_lines_end_the_reading_or_are_left_out(tmp_path: Path) -> None:
     bad_lines = BadLines(are_skipped=True)
     found = report_tokens(path, bad_lines=bad_lines)
     assert (found.rollouts, found.bad_lines, bad_lines.count) == (1, 2, 2)
+
+
+def keyless(output: Any, **fields: Any) -> dict[str, Any]:
+    return {"response": {"output": output}, **fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"agent_ref": None, "_ng_task_index": 3},
+        {"_ng_task_index": "3", "_ng_rollout_index": True},
+        {"_ng_task_index": -1, "_ng_rollout_index": 1 << 40},
+    ],
+)
+def test_rollouts_without_key_and_agent_are_checked_and_named_by_their_line(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    broken = played([([1, 2], [3], [call()]), ([5, 5, 5, 5], [4], [message()])])
+    bad = [{**message(), **bundle([1], [2], generation_log_probs=[None])}]
+    records = [keyless(output, **fields) for output in (broken, bad, broken)]
+    found = report_tokens(write(tmp_path / "rollouts.jsonl", records))
+    assert (found.rollouts, found.break_count) == (3, 2)
+    assert [(one.line, one.key) for one in found.breaks] == [(1, None), (3, None)]
+    assert [(one.line, one.key) for one in found.defects["nan_log_probs"].first] == [(2, None)]
+
+
+def test_a_rollout_with_a_key_needs_no_agent_and_still_stands_there_once(tmp_path: Path) -> None:
+    output = [{**message(), **bundle([1], [2])}]
+    one = keyless(output, _ng_task_index=4, _ng_rollout_index=2)
+    path = write(tmp_path / "rollouts.jsonl", [keyless(output), one, keyless(output)])
+    assert (report_tokens(path).rollouts, report_tokens(path).is_clean) == (3, True)
+    write(path, [one, keyless(output), one])
+    with pytest.raises(InputError, match=r"rollouts.jsonl:3: repeats rollout 4:2 of line 1"):
+        report_tokens(path)
+    assert report_tokens(path, bad_lines=BadLines(are_skipped=True)).rollouts == 2
+
+
+def test_a_line_with_neither_key_nor_response_is_no_rollout(tmp_path: Path) -> None:
+    task = {"responses_create_params": {"input": "Add."}, "agent_ref": {"name": "adder"}}
+    path = write(tmp_path / "tasks.jsonl", [task])
+    with pytest.raises(InputError, match=r"tasks.jsonl:1: no rollout: .*response.*; name a file of rollouts"):
+        report_tokens(path)
 
 
 def test_the_report_is_plain_data(tmp_path: Path) -> None:

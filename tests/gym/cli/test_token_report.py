@@ -112,6 +112,18 @@ def test_defects_are_listed_with_their_places(ng: Ng, rollouts: Path) -> None:
     assert "\nNot all tokens can be trained on: 0 breaks and 6 defects found.\n" in done.out
 
 
+def test_rollouts_without_keys_are_named_by_their_line(ng: Ng, rollouts: Path) -> None:
+    bad = [{**message(), **bundle([1], [2], generation_log_probs=[None])}]
+    write(rollouts, [{"response": {"output": output}} for output in (BROKEN, bad)])
+    done = ng("token_report", "rollouts.jsonl")
+    assert (done.code, done.err) == (1, "")
+    assert "\nLine 1, turn 2: differs from token 41 on (" in done.out
+    assert "  line 2 output[0]\n" in done.out
+    data = json.loads(ng("token_report", "rollouts.jsonl", "--json").out)
+    assert data["breaks"][0]["key"] is None
+    assert data["defects"]["nan_log_probs"]["first"] == [{"line": 2, "key": None, "item": 0}]
+
+
 def test_turns_that_cannot_be_compared_and_masked_rollouts_are_told(ng: Ng, rollouts: Path) -> None:
     output = [{**message(), **bundle([1], [2])}, {**message(), **bundle(None, [3])}]
     write(rollouts, [record(output), record(GOOD, 1, mask_sample=True)])

@@ -37,6 +37,8 @@ def test_arguments_given_as_a_string_are_that_string() -> None:
         '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": 3}</tool_call>',
         f"<tool_call>{'[' * 100_000}",
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',
     ],
 )
 def test_markup_that_is_no_call_stays_in_the_text_for_all_to_see(text: str) -> None:
@@ -50,3 +52,9 @@ def test_without_tools_on_offer_nothing_is_a_call() -> None:
 def test_reasoning_is_set_apart() -> None:
     written = parse_generated(f"<think>hm</think>{CALL}", tools_offered=True)
     assert (written.reasoning, len(written.calls)) == ("hm", 1)
+
+
+def test_calls_become_those_of_a_chat_message_with_ids_of_their_own() -> None:
+    first, second = parse_generated(CALL + CALL, tools_offered=True).tool_calls()
+    assert first["function"]["name"] == "add"
+    assert first["id"] != second["id"]

