@@ -24,7 +24,10 @@ def rows() -> list[dict[str, Any]]:
     lines = (ROOT / "resources_servers/calculator/data/few_shot.jsonl").read_text().splitlines()
     given = [json.loads(line) for line in lines[:5]]
     for row in given[:4]:
-        row["responses_create_params"]["tool_choice"] = "required"
+        params = row["responses_create_params"]
+        # With room for any expression of that length: none of these calls is cut off.
+        params["tools"][0]["parameters"]["properties"]["expression"]["maxLength"] = 10
+        params |= {"tool_choice": "required", "max_output_tokens": 96}
     return given
 
 
