@@ -20,14 +20,14 @@ CONFIGS = (
 
 
 def rows() -> list[dict[str, Any]]:
-    """Four have to call the calculator in each turn; the fifth calls it when it likes."""
+    """Four have to call the calculator in each turn; the fifth, with worked examples, may."""
     lines = (ROOT / "resources_servers/calculator/data/few_shot.jsonl").read_text().splitlines()
     given = [json.loads(line) for line in lines[:5]]
     for row in given[:4]:
         params = row["responses_create_params"]
         # With room for any expression of that length: none of these calls is cut off.
-        params["tools"][0]["parameters"]["properties"]["expression"]["maxLength"] = 10
-        params |= {"tool_choice": "required", "max_output_tokens": 96}
+        params["tools"][0]["parameters"]["properties"]["expression"]["maxLength"] = 8
+        params |= {"tool_choice": "required", "max_output_tokens": 96, "input": params["input"][-1:]}
     return given
 
 
@@ -39,7 +39,7 @@ def arguments(folder: Path, repeats: int, **more: object) -> list[str]:
         "input_jsonl_fpath": inputs,
         "output_jsonl_fpath": folder / "rollouts.jsonl",
         "num_repeats": repeats,
-        "num_samples_in_parallel": 2,
+        "num_samples_in_parallel": 1,
         f"{AGENT}.responses_api_agents.simple_agent.max_steps": MOST_STEPS,
         **more,
     }
@@ -68,7 +68,7 @@ def multi_turn(rollouts: Path) -> int:
 
 
 def test_worker_processes_share_one_engine_and_leave_none(tmp_path: Path) -> None:
-    command = arguments(tmp_path, 1, executor="processes", num_workers=2)
+    command = arguments(tmp_path, 1, limit=2, executor="processes", num_workers=2)
     with subprocess.Popen(
         [str(BIN / "ng_collect_rollouts"), *command],
         cwd=ROOT,

@@ -58,7 +58,7 @@ def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on()
         try:
             prompt = await hi(engine)
             lengths: list[int] = []
-            for _ in range(3):
+            for _ in range(2):
                 asking = [asyncio.create_task(generate(engine, prompt, SHORT)) for _ in range(4)]
                 await asyncio.sleep(0.2)
                 assert engine.pid is not None
@@ -68,7 +68,7 @@ def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on()
         finally:
             await engine.stop(1.0)
 
-    assert asyncio.run(killed()) == [16] * 12
+    assert asyncio.run(killed()) == [16] * 8
 
 
 def test_nobody_waits_for_an_engine_that_is_stopped_while_it_starts_again() -> None:
