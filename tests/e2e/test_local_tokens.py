@@ -11,7 +11,7 @@ from tests.support.engines import engines_below
 
 ROLLOUTS = int(os.environ.get("SOAK_ROLLOUTS", "20"))
 """Multi-turn ones."""
-MOST_STEPS = 3 if "SOAK_ROLLOUTS" in os.environ else 2
+MOST_STEPS = 2
 AGENT = "calculator_simple_agent"
 CONFIGS = (
     "resources_servers/calculator/configs/calculator.yaml",
