@@ -31,7 +31,7 @@ from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 
 CONVERSION_BAR_US = 60.0
 LARGE_BAR = 1.3
-ROUNDS = 100
+ROUNDS = 500
 CALLS = 50
 LARGE_ROUNDS = 60
 
@@ -141,25 +141,34 @@ async def wall_ms(call: Call) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
-async def measure_small(upstream: Api) -> Bar:
+async def measure_small() -> list[Bar]:
     """What `openai_model` does around a call, hosting left out."""
-    answer = orjson.dumps(RESPONSE if upstream == "responses" else CHAT)
-    model = new_model("http://127.0.0.1:1/v1", upstream)
-    model.endpoint = InMemory(answer)
-    ours = call_of(model)
-    hosting = call_of(Prepared(config=model.config, server_client=ServerClient()))
-    alone: list[float] = []
-    through: list[float] = []
+    answers: dict[Api, bytes] = {
+        "responses": orjson.dumps(RESPONSE),
+        "chat_completions": orjson.dumps(CHAT),
+    }
+    calls: dict[str, Call] = {}
+    for upstream, answer in answers.items():
+        model = new_model("http://127.0.0.1:1/v1", upstream)
+        model.endpoint = InMemory(answer)
+        calls[upstream] = call_of(model)
+    calls["hosting"] = call_of(Prepared(config=model.config, server_client=ServerClient()))
+    costs: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
-        alone.append(await cpu_us(hosting))
-        through.append(await cpu_us(ours))
-    size = len(orjson.dumps(REQUEST)) + len(answer)
-    print(
-        f"  {size} bytes, {upstream} upstream: hosting {min(alone):.1f} µs "
-        f"(median {median(alone):.1f}), with openai_model {min(through):.1f} (median {median(through):.1f})"
+        for name, call in calls.items():
+            costs[name].append(await cpu_us(call))
+    shown = ", ".join(
+        f"{name} {min(cost):.1f} µs (median {median(cost):.1f})" for name, cost in costs.items()
     )
-    added = min(through) - min(alone)
-    return Bar(f"conversion and validation of a 2 KB call, {upstream} upstream, µs", added, CONVERSION_BAR_US)
+    print(f"  2 KB: {shown}")
+    return [
+        Bar(
+            f"conversion and validation of a 2 KB call, {upstream} upstream, µs",
+            min(costs[upstream]) - min(costs["hosting"]),
+            CONVERSION_BAR_US,
+        )
+        for upstream in answers
+    ]
 
 
 async def measure_large(base_url: str, upstream: Api) -> Bar:
@@ -184,8 +193,7 @@ async def measure(port: int) -> list[Bar]:
     collect_garbage_less()  # as the processes that play rollouts do
     root = f"http://127.0.0.1:{port}"
     return [
-        await measure_small("responses"),
-        await measure_small("chat_completions"),
+        *await measure_small(),
         await measure_large(f"{root}/large", "responses"),
         await measure_large(f"{root}/large", "chat_completions"),
     ]

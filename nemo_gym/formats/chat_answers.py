@@ -28,17 +28,19 @@ Item = dict[str, Any]
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """What a Response says for a finish reason; an answer that finished in any other way is complete."""
-ECHOED = (
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "reasoning",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_p",
+ECHOED = frozenset(
+    (
+        "instructions",
+        "max_output_tokens",
+        "metadata",
+        "parallel_tool_calls",
+        "reasoning",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_p",
+    )
 )
 """What a Response repeats from its request."""
 
@@ -66,8 +68,8 @@ def response(completion: Mapping[str, Any], params: Mapping[str, Any], style: Re
         "tool_choice": "auto",
         "tools": [],
     }
-    for field in ECHOED:
-        if (value := params.get(field)) is not None:
+    for field, value in params.items():
+        if field in ECHOED and value is not None:
             answer[field] = value
     for key, value in completion.items():
         if key not in _CONVERTED and key not in answer and value is not None:
@@ -86,8 +88,13 @@ def answer_items(choice: dict[str, Any], style: ReasoningStyle, *, with_log_prob
         where = f"choices[0].message.{error.where}" if error.where else "choices[0].message"
         raise AnswerFormatError(error.problem, where) from None
     own = urandom(16).hex()
-    for index, item in enumerate(items):
-        _complete(item, f"{own}{index:02}")
+    for index, item in enumerate(items):  # what items of an answer have and those of a request do not need
+        kind = item["type"]
+        item["id"] = f"{_PREFIXES[kind]}{own}{index}"
+        if kind != "reasoning":
+            item["status"] = "completed"
+            if kind == "function_call" and "call_id" not in item:
+                item["call_id"] = f"call_{own}{index}"
     if _incomplete_reason(choice) and items[-1]["type"] != "reasoning":
         items[-1]["status"] = "incomplete"
     if with_log_probs or message.get("annotations"):
@@ -104,16 +111,6 @@ def _incomplete_reason(choice: dict[str, Any]) -> str | None:
 def new_id(prefix: str) -> str:
     """An id of its own in every process, forked ones too."""
     return prefix + urandom(16).hex()
-
-
-def _complete(item: Item, own: str) -> None:
-    """Add what the items of an answer have and those of a request do not need; `own` makes ids of it."""
-    kind = item["type"]
-    item["id"] = _PREFIXES[kind] + own
-    if kind != "reasoning":
-        item["status"] = "completed"
-        if kind == "function_call" and "call_id" not in item:
-            item["call_id"] = f"call_{own}"
 
 
 def _first_choice(completion: Mapping[str, Any]) -> dict[str, Any]:

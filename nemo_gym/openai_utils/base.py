@@ -14,11 +14,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
-    ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import CoreSchema, SchemaValidator, core_schema
+from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
 
@@ -46,39 +45,55 @@ class WireObject(WireModel):
     """An object that is carried, not interpreted: all its fields are undeclared ones."""
 
 
-class NumbersWithGaps(list[float]):
-    """Numbers of which some may be NaN or infinite; a plain list of log-probabilities has none."""
-
-
-_FINITE_NUMBERS = SchemaValidator(
-    core_schema.list_schema(core_schema.float_schema(allow_inf_nan=False), fail_fast=True)
-)
-
-
-def _null_is_nan(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """JSON has no NaN: on the way here each became null. The sample is unfit to train on, not invalid."""
+def _are_finite(value: Any) -> bool:
+    """Whether it is a list of finite numbers: no NaN, infinity or other thing has a finite sum."""
     if type(value) is list:
-        with suppress(ValidationError):
-            return _FINITE_NUMBERS.validate_python(value)
-    try:
-        return NumbersWithGaps(validate(value))
-    except ValidationError:
-        if not isinstance(value, list) or None not in value:
-            raise
-    return NumbersWithGaps(validate([math.nan if one is None else one for one in value]))
+        with suppress(TypeError, OverflowError):
+            return math.isfinite(sum(value))  # pydantic would look at each of 64K
+    return False
 
 
-def _ints_at_once(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A sum that is an int is one of ints alone: pydantic need not look at each of 64K."""
+def _are_whole(value: Any) -> bool:
     if type(value) is list:
         with suppress(TypeError):
-            if type(sum(value)) is int:
-                return value.copy()
+            return type(sum(value)) is int
+    return False
+
+
+def null_is_nan(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """JSON has no NaN: on the way here each became null. The sample is unfit to train on, not invalid."""
+    if _are_finite(value):
+        return value.copy()
+    if isinstance(value, list) and None in value:
+        value = [math.nan if one is None else one for one in value]
     return validate(value)
 
 
-LogProbs = Annotated[list[float], WrapValidator(_null_is_nan)]
-TokenIds = Annotated[list[int], WrapValidator(_ints_at_once)]
+def nan_is_null(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """The same numbers as JSON has them; a list that is right is passed on."""
+    if _are_finite(value):
+        return value
+    return [one if math.isfinite(one) else None for one in null_is_nan(value, validate)]
+
+
+def whole_numbers(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return value.copy() if _are_whole(value) else validate(value)
+
+
+def same_whole_numbers(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """`whole_numbers`; a list that is right is passed on."""
+    return value if _are_whole(value) else validate(value)
+
+
+class _AsGiven:
+    """Annotates what is written as it is, not as its type would have it: 0 does not become 0.0."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "serialization": core_schema.simple_ser_schema("any")}
+
+
+LogProbs = Annotated[list[float], WrapValidator(null_is_nan), _AsGiven()]
+TokenIds = Annotated[list[int], WrapValidator(whole_numbers)]
 
 
 class TokenIDLogProbMixin(BaseModel):

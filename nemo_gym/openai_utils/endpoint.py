@@ -25,7 +25,7 @@ from nemo_gym.http import (
     request,
 )
 
-from .handover import ReadJson
+from .data import OddJson
 from .streams import (
     BrokenStreamError,
     FailedStreamError,
@@ -110,9 +110,8 @@ class NeMoGymAsyncOpenAI:
 def _object(response: ClientResponse, body: bytes) -> dict[str, Any]:
     """The answer as a JSON object; anything else is a failure of the endpoint."""
     try:
-        answer = from_json(body, cache_strings="keys")
-        if isinstance(answer, dict):
-            return ReadJson(answer)
+        # Not NaN: what is read here may be handed on without being written as JSON, which would make it null.
+        answer = from_json(body, cache_strings="keys", allow_inf_nan=False)
     except ValueError:
         answer = _decoded_slowly(body)
     if not isinstance(answer, dict):
@@ -120,12 +119,13 @@ def _object(response: ClientResponse, body: bytes) -> dict[str, Any]:
     return answer
 
 
-def _decoded_slowly(body: bytes) -> Any:
-    """What only Python's codec reads, such as half a surrogate pair; not all of it can be written again."""
+def _decoded_slowly(body: bytes) -> OddJson | None:
+    """An object that the fast codec does not read: it has NaN, or half a surrogate pair."""
     try:
-        return decode_json(body)
+        answer = decode_json(body)
     except (ValueError, RecursionError):
         return None
+    return OddJson(answer) if isinstance(answer, dict) else None
 
 
 def _failure(response: ClientResponse, text: bytes, status: int = 502) -> ClientResponse:

@@ -3,8 +3,8 @@
 Nearly every route takes a body model, perhaps a `Request` or a `Response`, and gives back data. Such a
 route is compiled once: validate the body with FastAPI's own field, call, shape the result with FastAPI's
 own response field. Whatever is out of the ordinary (a body that does not validate, streaming) is left to
-the application, so its answer is FastAPI's own. A large answer of a model is handed to a caller in this
-process as it is shaped, to be written out only where its bytes are wanted.
+the application, so its answer is FastAPI's own. An endpoint on plain data (`takes_data`) gets its body
+without a model; a caller in this process gets its answer so, written out only where its bytes are wanted.
 """
 
 import inspect
@@ -21,14 +21,14 @@ from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.utils import is_body_allowed_for_status_code
 from pydantic import ValidationError
+from pydantic_core import SchemaValidator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from nemo_gym.codec import decode_json
 from nemo_gym.http import ClientResponse, Headers
-from nemo_gym.openai_utils import NeMoGymChatCompletion, NeMoGymResponse
-from nemo_gym.openai_utils.handover import HandedOver, emptied
+from nemo_gym.openai_utils.data import data_validator, is_on_data
 
 
 class NotDirectError(Exception):
@@ -47,8 +47,10 @@ class Endpoint:
     response_field: Any | None
     dump_options: dict[str, Any]
     status: int
-    hands_over: bool
-    """Whether a caller in this process can have the answer without its JSON."""
+    body_data: SchemaValidator | None
+    """Validates the body of an endpoint on plain data."""
+    answer_data: SchemaValidator | None
+    """Validates its answer, for a caller in this process."""
 
     def arguments(self, body: bytes) -> dict[str, Any]:
         """The endpoint's arguments from the body of a request."""
@@ -57,6 +59,8 @@ class Endpoint:
             return {}
         try:
             data = decode_json(body)
+            if self.body_data is not None:
+                return {field.name: self.body_data.validate_python(data)}
             value = _validated(field, data)
         except Exception:  # no JSON, or not valid: the application says so in its way
             raise NotDirectError from None
@@ -96,10 +100,15 @@ class Endpoint:
         try:
             return _validated(self.response_field, value)
         except ValidationError as invalid:
-            found = [
-                {**error, "loc": ("response", *error["loc"])} for error in invalid.errors(include_url=False)
-            ]
-            raise ResponseValidationError(errors=found, body=value) from None
+            raise _response_error(invalid, value) from None
+
+    def shape_data(self, value: dict[str, Any]) -> Any:
+        """The same as data, where the endpoint is on plain data."""
+        assert self.answer_data is not None
+        try:
+            return self.answer_data.validate_python(value)
+        except ValidationError as invalid:
+            raise _response_error(invalid, value) from None
 
     def written(self, shaped: Any) -> bytes:
         """What `shape` made, as JSON."""
@@ -108,28 +117,26 @@ class Endpoint:
         return encoded
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """What an endpoint gave back to hand over, and what its route's response model made of it."""
+class DataResponse(ClientResponse):
+    """An answer to a caller in this process, which is written out only if somebody wants its bytes.
 
-    value: HandedOver
-    shaped: Any
+    Whoever reads it again shares token lists and parts that no model interprets with the first reader.
+    """
 
+    __slots__ = ("_data", "_endpoint", "_value")
 
-class HandedResponse(ClientResponse):
-    """An answer to a caller in this process, which is written out only if somebody wants its bytes."""
-
-    __slots__ = ("_endpoint", "_handed", "_shaped")
-
-    def __init__(self, endpoint: Endpoint, handed: Handed, headers: Headers, method: str, url: str) -> None:
+    def __init__(
+        self, endpoint: Endpoint, value: dict[str, Any], data: Any, headers: Headers, method: str, url: str
+    ) -> None:
+        """`data` is what `shape_data` made of `value`."""
         super().__init__(endpoint.status, headers, b"", method=method, url=url)
         self._endpoint = endpoint
-        self._handed = handed
-        self._shaped: Any = handed.shaped
+        self._value = value
+        self._data = data
 
     async def json(self, **_: Any) -> Any:
-        shaped, self._shaped = self._current(), None  # what it is emptied into is the caller's
-        return emptied(shaped)
+        data, self._data = self._data, None  # the caller's from now on
+        return self._endpoint.shape_data(self._value) if data is None else data
 
     async def read(self) -> bytes:
         self._write()
@@ -144,17 +151,19 @@ class HandedResponse(ClientResponse):
         self._write()
         return super().content
 
-    def _current(self) -> Any:
-        return self._endpoint.shape(self._handed.value) if self._shaped is None else self._shaped
-
     def _write(self) -> None:
         if not self._body:
-            self._body = self._endpoint.written(self._current())
+            self._body = self._endpoint.written(self._endpoint.shape(self._value))
 
 
 def _validated(field: Any, value: Any) -> Any:
     """What `field.validate` gives, past the layers between it and pydantic's core."""
     return field._type_adapter.validator.validate_python(value, from_attributes=True)
+
+
+def _response_error(invalid: ValidationError, value: Any) -> ResponseValidationError:
+    found = [{**error, "loc": ("response", *error["loc"])} for error in invalid.errors(include_url=False)]
+    return ResponseValidationError(errors=found, body=value)
 
 
 def compile_endpoints(app: FastAPI) -> dict[tuple[str, str], Endpoint]:
@@ -225,14 +234,20 @@ def _dump_options(route: APIRoute) -> dict[str, Any]:
     return {**given, "by_alias": route.response_model_by_alias}
 
 
-def _hands_over(route: APIRoute) -> bool:
-    field = route.response_field
-    return (
-        field is not None
-        and field.field_info.annotation in (NeMoGymResponse, NeMoGymChatCompletion)
-        and route.status_code in (None, 200)
-        and _dump_options(route) == {"by_alias": True}
-    )
+def _body_data(route: APIRoute) -> SchemaValidator | None:
+    fields = route.dependant.body_params
+    return _data_validator(route, fields[0], with_defaults=False) if fields else None
+
+
+def _answer_data(route: APIRoute) -> SchemaValidator | None:
+    is_plain = route.status_code in (None, 200) and _dump_options(route) == {"by_alias": True}
+    return _data_validator(route, route.response_field, with_defaults=True) if is_plain else None
+
+
+def _data_validator(route: APIRoute, field: Any, *, with_defaults: bool) -> SchemaValidator | None:
+    if field is None or not is_on_data(route.dependant.call):
+        return None
+    return data_validator(field.field_info.annotation, with_defaults=with_defaults)
 
 
 def _compile(route: APIRoute) -> Endpoint:
@@ -250,5 +265,6 @@ def _compile(route: APIRoute) -> Endpoint:
         response_field=route.response_field,
         dump_options=_dump_options(route),
         status=route.status_code or 200,
-        hands_over=_hands_over(route),
+        body_data=_body_data(route),
+        answer_data=_answer_data(route),
     )

@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from nemo_gym.client import Call
 from nemo_gym.http import ClientResponse, ServerUnreachableError
-from nemo_gym.openai_utils.handover import HandedOver
 from nemo_gym.servers.asgi import (
     Answer,
     Collector,
@@ -29,7 +28,7 @@ from nemo_gym.servers.asgi import (
     receive_body,
     send_answer,
 )
-from nemo_gym.servers.endpoint import Endpoint, Handed, HandedResponse, NotDirectError, compile_endpoints
+from nemo_gym.servers.endpoint import DataResponse, Endpoint, NotDirectError, compile_endpoints
 from nemo_gym.servers.failures import FailureMiddleware, Failures
 from nemo_gym.servers.sessions import SessionStore
 
@@ -81,9 +80,9 @@ class HostedServer:
                 session_id = _session_id(call.cookies.get(self.sessions.cookie_name))
                 request = _LocalRequest(self, session_id, call)
                 answer = await self._answer(endpoint, arguments, request)
-                if request.handed_over is not None:
-                    url = self.name + call.path
-                    return HandedResponse(endpoint, request.handed_over, answer[1], call.method, url)
+                if request.data is not None:
+                    headers, url = answer[1], self.name + call.path
+                    return DataResponse(endpoint, request.value, request.data, headers, call.method, url)
                 return self._response(call, answer)
         collector = Collector()
         scope = local_scope(call, self.app, self.state)
@@ -217,18 +216,19 @@ class _Request:
 class _LocalRequest(_Request):
     """One of a caller in this process."""
 
-    __slots__ = ("_call", "handed_over")
+    __slots__ = ("_call", "data", "value")
 
     def __init__(self, server: HostedServer, session_id: str | None, call: Call) -> None:
         super().__init__(server, session_id)
         self._call = call
-        self.handed_over: Handed | None = None
-        """The answer, where the caller gets it without a body."""
+        self.value: dict[str, Any] = {}
+        self.data: Any = None
+        """What the endpoint gave back and what became of it, where the caller gets data without a body."""
 
     def encode(self, endpoint: Endpoint, value: Any) -> bytes:
-        if type(value) is not HandedOver or not endpoint.hands_over:
+        if endpoint.answer_data is None or type(value) is not dict:
             return super().encode(endpoint, value)
-        self.handed_over = Handed(value, endpoint.shape(value))
+        self.value, self.data = value, endpoint.shape_data(value)
         return b""
 
     def _scope(self) -> Scope:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
 from nemo_gym.formats.usage import chat_usage, responses_usage
@@ -18,7 +18,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.openai_utils.handover import HandedOver, ReadJson
+from nemo_gym.openai_utils.data import takes_data
 from nemo_gym.responses_converter import AnswerFormatError, RequestFormatError, ResponsesConverter
 from responses_api_models.openai_model.ways import Api, Request, Way, ways_to
 
@@ -85,29 +85,26 @@ class OpenAIModel(SimpleResponsesAPIModel):
     def warned_of(self) -> set[str]:
         return set()
 
+    @takes_data
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
         return await self._answer("responses", body)
 
+    @takes_data
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
         return await self._answer("chat_completions", body)
 
-    async def _answer(
-        self,
-        called: Api,
-        body: NeMoGymResponseCreateParamsNonStreaming | NeMoGymChatCompletionCreateParamsNonStreaming,
-    ) -> Any:
-        """The endpoint's answer as plain data; the route's response model validates it once."""
-        request = body.model_dump(mode="json", exclude_unset=True)
+    async def _answer(self, called: Api, body: BaseModel | Request) -> Any:
+        """The endpoint's answer as plain data; the route validates it once."""
+        request = body if isinstance(body, dict) else body.model_dump(mode="json", exclude_unset=True)
         request["model"] = self.config.openai_model
         try:
-            answer = await self.ways[called].answer(request)
+            return await self.ways[called].answer(request)
         except RequestFormatError as error:
             raise HTTPException(400, str(error)) from error
         except AnswerFormatError as error:
             raise HTTPException(502, f"the endpoint's answer cannot be read: {error}") from error
-        return HandedOver(answer) if isinstance(answer, ReadJson) else answer
 
     async def _ask(self, api: Api, request: Request) -> dict[str, Any]:
         """Ask the endpoint on the route of `api`."""

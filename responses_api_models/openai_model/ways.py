@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from nemo_gym.openai_utils.handover import ReadJson
+from nemo_gym.openai_utils.data import OddJson
 from nemo_gym.responses_converter import FormatError, RequestFormatError, ResponsesConverter
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Way:
     async def _converted(self, request: Request) -> Answer:
         answer = await self._ask(self._conversion.api, self._conversion.request(request))
         converted = self._conversion.answer(answer, request)
-        return ReadJson(converted) if isinstance(answer, ReadJson) else converted
+        return OddJson(converted) if type(answer) is OddJson else converted
 
     async def _try_other(self, request: Request, missing: aiohttp.ClientResponseError) -> Answer:
         """`missing` is what the route itself answered; it stands where the other brings nothing."""

@@ -6,7 +6,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
+from nemo_gym.base_responses_api_model import Body
+from nemo_gym.openai_utils import (
+    NeMoGymAsyncOpenAI,
+    NeMoGymEasyInputMessage,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
 from nemo_gym.server_utils import ClientResponse, ServerClient
 from nemo_gym.servers.hosted import HostedServer
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
@@ -51,6 +57,23 @@ def test_model_asked_for_is_the_configured_one() -> None:
     assert asked.requests == [{"input": "x", "model": "mine"}]
     assert asked.answer.status == 200
     assert asked.json["output"] == [message("hi")]
+
+
+def test_subclass_gets_its_requests_as_models_and_may_change_them_before_it_passes_them_on() -> None:
+    class Polite(OpenAIModel):
+        async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+            body.input = [NeMoGymEasyInputMessage(role="system", content="Be polite."), *body.input]
+            return await super().responses(body)
+
+    with ScriptedEndpoint(hi) as endpoint:
+        config = {**PLACE, **NOWHERE, "openai_base_url": endpoint.base_url}
+        model = Polite(config=OpenAIModelConfig.model_validate(config), server_client=ServerClient())
+        server = HostedServer("policy_model", model.setup_webserver())
+        client = ServerClient(local_servers={"policy_model": server})
+        body = {"input": [{"role": "user", "content": "x"}]}
+        answer = asyncio.run(client.post("policy_model", "/v1/responses", json=body))
+    assert answer.status == 200
+    assert [item["role"] for item in endpoint.requests[0]["input"]] == ["system", "user"]
 
 
 def test_extra_body_is_laid_over_every_request() -> None:

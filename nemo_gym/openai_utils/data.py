@@ -1,0 +1,81 @@
+"""Requests and answers as plain data, validated as their wire models would, without the models in between.
+
+Invariant: what `data_validator` gives equals what reading the JSON of the validated model gives, to the order
+of its keys. Token lists, and parts that no model interprets, are passed on, not copied.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from pydantic_core import SchemaValidator
+
+from .base import nan_is_null, null_is_nan, same_whole_numbers, whole_numbers
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MARK = "takes_data"
+_ON_DATA = {null_is_nan: nan_is_null, whole_numbers: same_whole_numbers}
+"""Validators that do something else where the result is data, not a model."""
+_NOT_SCHEMAS = frozenset(("metadata", "serialization", "default", "default_factory"))
+
+
+class OddJson(dict[str, Any]):
+    """An object that was read from JSON and may not be writable as JSON again."""
+
+
+def takes_data(function: Function) -> Function:
+    """Mark the function of a route that takes its body as plain data too, and gives back plain data.
+
+    A caller in this process gets that very data: the function keeps no part of it.
+    """
+    setattr(function, _MARK, True)
+    return function
+
+
+def is_on_data(function: object) -> bool:
+    """Whether `takes_data` marks it."""
+    return getattr(function, _MARK, False) is True
+
+
+@cache
+def data_validator(model: type[BaseModel], *, with_defaults: bool) -> SchemaValidator:
+    """A validator that gives what was set on the model, or all of its fields, as data."""
+    model.model_rebuild()  # where its build was put off
+    return SchemaValidator(_on_data(model.__pydantic_core_schema__, with_defaults))
+
+
+def _on_data(schema: Any, with_defaults: bool) -> Any:
+    """The schema with every model in it as a dict of the same fields."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_on_data(part, with_defaults) for part in schema)
+    if not isinstance(schema, dict):
+        return _ON_DATA.get(schema, schema) if callable(schema) else schema
+    kind = schema.get("type")
+    if kind == "model":
+        return _as_dict(schema, with_defaults)
+    if kind == "default" and (model := _model_made_by(schema)) is not None:
+        schema = {**schema, "default_factory": lambda: model().model_dump(mode="json")}
+    return {
+        key: part if key in _NOT_SCHEMAS else _on_data(part, with_defaults) for key, part in schema.items()
+    }
+
+
+def _as_dict(schema: dict[str, Any], with_defaults: bool) -> dict[str, Any]:
+    fields = {}
+    for name, field in schema["schema"]["fields"].items():
+        inner = field["schema"]
+        is_required = inner["type"] != "default"
+        if not is_required and not with_defaults:
+            inner = inner["schema"]
+        part = _on_data(inner, with_defaults)
+        fields[name] = {"type": "typed-dict-field", "schema": part, "required": is_required}
+    extra = schema["config"].get("extra_fields_behavior", "ignore")
+    as_dict = {"type": "typed-dict", "fields": fields, "extra_behavior": extra}
+    return as_dict | {key: schema[key] for key in ("ref", "config") if key in schema}
+
+
+def _model_made_by(schema: dict[str, Any]) -> type[BaseModel] | None:
+    factory = schema.get("default_factory")
+    return factory if isinstance(factory, type) and issubclass(factory, BaseModel) else None
