@@ -147,12 +147,12 @@ async def measure_small() -> list[Bar]:
         "responses": orjson.dumps(RESPONSE),
         "chat_completions": orjson.dumps(CHAT),
     }
-    calls: dict[str, Call] = {}
-    for upstream, answer in answers.items():
-        model = new_model("http://127.0.0.1:1/v1", upstream)
-        model.endpoint = InMemory(answer)
-        calls[upstream] = call_of(model)
-    calls["hosting"] = call_of(Prepared(config=model.config, server_client=ServerClient()))
+    models: dict[Api, OpenAIModel] = {api: new_model("http://127.0.0.1:1/v1", api) for api in answers}
+    for upstream, model in models.items():
+        model.endpoint = InMemory(answers[upstream])
+    calls: dict[str, Call] = {api: call_of(model) for api, model in models.items()}
+    config = models["responses"].config
+    calls["hosting"] = call_of(Prepared(config=config, server_client=ServerClient()))
     costs: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():

@@ -46,10 +46,12 @@ class WireObject(WireModel):
 
 
 def _are_finite(value: Any) -> bool:
-    """Whether it is a list of finite numbers: no NaN, infinity or other thing has a finite sum."""
+    """Whether it is a list of finite floats, perhaps with ints among them: a sum with anything else in it is
+    no float, or not finite. Pydantic would look at each of 64K."""
     if type(value) is list:
         with suppress(TypeError, OverflowError):
-            return math.isfinite(sum(value))  # pydantic would look at each of 64K
+            total = sum(value)
+            return type(total) is float and math.isfinite(total)
     return False
 
 
@@ -86,7 +88,8 @@ def same_whole_numbers(value: Any, validate: ValidatorFunctionWrapHandler) -> An
 
 
 class _AsGiven:
-    """Annotates what is written as it is, not as its type would have it: 0 does not become 0.0."""
+    """Annotates what is written as it is, not as its type would have it: an int among floats stays one, in
+    JSON as in the data that a caller in this process gets."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return {**handler(source), "serialization": core_schema.simple_ser_schema("any")}

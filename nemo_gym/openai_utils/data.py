@@ -1,7 +1,7 @@
 """Requests and answers as plain data, validated as their wire models would, without the models in between.
 
-Invariant: what `data_validator` gives equals what reading the JSON of the validated model gives, to the order
-of its keys. Token lists, and parts that no model interprets, are passed on, not copied.
+Invariant: of what JSON can say, `data_validator` makes what reading the JSON of the validated model gives, to
+the order of its keys. Token lists, and parts that no model interprets, are passed on, not copied.
 """
 
 from collections.abc import Callable
@@ -19,24 +19,30 @@ _MARK = "takes_data"
 _ON_DATA = {null_is_nan: nan_is_null, whole_numbers: same_whole_numbers}
 """Validators that do something else where the result is data, not a model."""
 _NOT_SCHEMAS = frozenset(("metadata", "serialization", "default", "default_factory"))
+_NAMED = ("fields", "choices")
+"""Where schemas stand under names that are not theirs."""
+_KNOWN = {"type", "schema", "metadata"}
+"""What may be said of a field of a model; others (an alias, an exclusion) are about how it is written."""
 
 
 class OddJson(dict[str, Any]):
-    """An object that was read from JSON and may not be writable as JSON again."""
+    """An object with NaN or half a surrogate pair in it: written as JSON it is another, or cannot be."""
 
 
 def takes_data(function: Function) -> Function:
     """Mark the function of a route that takes its body as plain data too, and gives back plain data.
 
-    A caller in this process gets that very data: the function keeps no part of it.
+    Body and answer are wire models. A caller in this process gets the answer validated, sharing token lists
+    and parts that no model interprets: the function keeps nothing of it.
     """
-    setattr(function, _MARK, True)
+    setattr(function, _MARK, function)
     return function
 
 
 def is_on_data(function: object) -> bool:
-    """Whether `takes_data` marks it."""
-    return getattr(function, _MARK, False) is True
+    """Whether `takes_data` marks it; one that wraps such a function is not meant."""
+    function = getattr(function, "__func__", function)
+    return function is getattr(function, _MARK, None)
 
 
 @cache
@@ -57,14 +63,27 @@ def _on_data(schema: Any, with_defaults: bool) -> Any:
         return _as_dict(schema, with_defaults)
     if kind == "default" and (model := _model_made_by(schema)) is not None:
         schema = {**schema, "default_factory": lambda: model().model_dump(mode="json")}
-    return {
-        key: part if key in _NOT_SCHEMAS else _on_data(part, with_defaults) for key, part in schema.items()
-    }
+    return {key: _part(key, part, with_defaults) for key, part in schema.items()}
+
+
+def _part(key: str, part: Any, with_defaults: bool) -> Any:
+    if key in _NOT_SCHEMAS:
+        return part
+    if key in _NAMED and isinstance(part, dict):
+        return {name: _on_data(inner, with_defaults) for name, inner in part.items()}
+    return _on_data(part, with_defaults)
 
 
 def _as_dict(schema: dict[str, Any], with_defaults: bool) -> dict[str, Any]:
+    body = schema["schema"]
+    if body["type"] != "model-fields" or body.get("computed_fields"):
+        raise TypeError(f"{schema['cls'].__name__} has validators or computed fields: not for plain data")
     fields = {}
-    for name, field in schema["schema"]["fields"].items():
+    for name, field in body["fields"].items():
+        if not _KNOWN.issuperset(field):
+            raise TypeError(
+                f"{schema['cls'].__name__}.{name} has an alias or is excluded: not for plain data"
+            )
         inner = field["schema"]
         is_required = inner["type"] != "default"
         if not is_required and not with_defaults:

@@ -111,6 +111,7 @@ def _object(response: ClientResponse, body: bytes) -> dict[str, Any]:
     """The answer as a JSON object; anything else is a failure of the endpoint."""
     try:
         # Not NaN: what is read here may be handed on without being written as JSON, which would make it null.
+        # (A number beyond all floats, 1e999, is infinite for a caller in this process and null for others.)
         answer = from_json(body, cache_strings="keys", allow_inf_nan=False)
     except ValueError:
         answer = _decoded_slowly(body)

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.datastructures import DefaultPlaceholder
@@ -21,7 +21,7 @@ from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.utils import is_body_allowed_for_status_code
 from pydantic import ValidationError
-from pydantic_core import SchemaValidator
+from pydantic_core import SchemaValidator, from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
@@ -58,11 +58,12 @@ class Endpoint:
         if field is None:
             return {}
         try:
-            data = decode_json(body)
             if self.body_data is not None:
+                data = from_json(body, cache_strings="keys", allow_inf_nan=False)
                 return {field.name: self.body_data.validate_python(data)}
+            data = decode_json(body)
             value = _validated(field, data)
-        except Exception:  # no JSON, or not valid: the application says so in its way
+        except Exception:  # no JSON, odd JSON, or not valid: the application deals with it in its way
             raise NotDirectError from None
         if data is None:
             raise NotDirectError
@@ -108,6 +109,7 @@ class Endpoint:
         try:
             return self.answer_data.validate_python(value)
         except ValidationError as invalid:
+            self.shape(value)  # says it as over HTTP
             raise _response_error(invalid, value) from None
 
     def written(self, shaped: Any) -> bytes:
@@ -115,6 +117,14 @@ class Endpoint:
         field: Any = self.response_field
         encoded: bytes = field._type_adapter.serializer.to_json(shaped, **self.dump_options)
         return encoded
+
+
+class DataAnswer(NamedTuple):
+    """What an endpoint gave back, and what `shape_data` made of it."""
+
+    endpoint: Endpoint
+    value: dict[str, Any]
+    data: Any
 
 
 class DataResponse(ClientResponse):
@@ -125,14 +135,11 @@ class DataResponse(ClientResponse):
 
     __slots__ = ("_data", "_endpoint", "_value")
 
-    def __init__(
-        self, endpoint: Endpoint, value: dict[str, Any], data: Any, headers: Headers, method: str, url: str
-    ) -> None:
-        """`data` is what `shape_data` made of `value`."""
-        super().__init__(endpoint.status, headers, b"", method=method, url=url)
-        self._endpoint = endpoint
-        self._value = value
-        self._data = data
+    def __init__(self, answer: "DataAnswer", headers: Headers, method: str, url: str) -> None:
+        super().__init__(answer.endpoint.status, headers, b"", method=method, url=url)
+        self._endpoint = answer.endpoint
+        self._value = answer.value
+        self._data = answer.data
 
     async def json(self, **_: Any) -> Any:
         data, self._data = self._data, None  # the caller's from now on

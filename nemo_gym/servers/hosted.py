@@ -28,7 +28,7 @@ from nemo_gym.servers.asgi import (
     receive_body,
     send_answer,
 )
-from nemo_gym.servers.endpoint import DataResponse, Endpoint, NotDirectError, compile_endpoints
+from nemo_gym.servers.endpoint import DataAnswer, DataResponse, Endpoint, NotDirectError, compile_endpoints
 from nemo_gym.servers.failures import FailureMiddleware, Failures
 from nemo_gym.servers.sessions import SessionStore
 
@@ -80,9 +80,8 @@ class HostedServer:
                 session_id = _session_id(call.cookies.get(self.sessions.cookie_name))
                 request = _LocalRequest(self, session_id, call)
                 answer = await self._answer(endpoint, arguments, request)
-                if request.data is not None:
-                    headers, url = answer[1], self.name + call.path
-                    return DataResponse(endpoint, request.value, request.data, headers, call.method, url)
+                if request.answer is not None:
+                    return DataResponse(request.answer, answer[1], call.method, self.name + call.path)
                 return self._response(call, answer)
         collector = Collector()
         scope = local_scope(call, self.app, self.state)
@@ -216,19 +215,18 @@ class _Request:
 class _LocalRequest(_Request):
     """One of a caller in this process."""
 
-    __slots__ = ("_call", "data", "value")
+    __slots__ = ("_call", "answer")
 
     def __init__(self, server: HostedServer, session_id: str | None, call: Call) -> None:
         super().__init__(server, session_id)
         self._call = call
-        self.value: dict[str, Any] = {}
-        self.data: Any = None
-        """What the endpoint gave back and what became of it, where the caller gets data without a body."""
+        self.answer: DataAnswer | None = None
+        """Where the caller gets data without a body."""
 
     def encode(self, endpoint: Endpoint, value: Any) -> bytes:
         if endpoint.answer_data is None or type(value) is not dict:
             return super().encode(endpoint, value)
-        self.value, self.data = value, endpoint.shape_data(value)
+        self.answer = DataAnswer(endpoint, value, endpoint.shape_data(value))
         return b""
 
     def _scope(self) -> Scope:

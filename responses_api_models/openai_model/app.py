@@ -57,6 +57,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
     # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
     @cached_property
     def endpoint(self) -> NeMoGymAsyncOpenAI:
+        """Gives answers away: one of another making keeps none of them."""
         config = self.config
         return NeMoGymAsyncOpenAI(
             config.openai_base_url,

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from functools import wraps
 from typing import Any
 
 import aiohttp
@@ -59,15 +60,30 @@ def test_model_asked_for_is_the_configured_one() -> None:
     assert asked.json["output"] == [message("hi")]
 
 
-def test_subclass_gets_its_requests_as_models_and_may_change_them_before_it_passes_them_on() -> None:
-    class Polite(OpenAIModel):
-        async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
-            body.input = [NeMoGymEasyInputMessage(role="system", content="Be polite."), *body.input]
-            return await super().responses(body)
+class Polite(OpenAIModel):
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
+        body.input = [NeMoGymEasyInputMessage(role="system", content="Be polite."), *body.input]
+        return await super().responses(body)
 
+
+def polite(function: Any) -> Any:
+    @wraps(function)
+    async def wrapper(self: Any, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> Any:
+        body.input = [NeMoGymEasyInputMessage(role="system", content="Be polite."), *body.input]
+        return await function(self, body)
+
+    return wrapper
+
+
+class Wrapped(OpenAIModel):
+    responses = polite(OpenAIModel.responses)
+
+
+@pytest.mark.parametrize("subclass", [Polite, Wrapped])
+def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[OpenAIModel]) -> None:
     with ScriptedEndpoint(hi) as endpoint:
         config = {**PLACE, **NOWHERE, "openai_base_url": endpoint.base_url}
-        model = Polite(config=OpenAIModelConfig.model_validate(config), server_client=ServerClient())
+        model = subclass(config=OpenAIModelConfig.model_validate(config), server_client=ServerClient())
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
         body = {"input": [{"role": "user", "content": "x"}]}

@@ -81,11 +81,42 @@ def test_half_a_surrogate_pair_fails_alike() -> None:
     assert statuses[0] == statuses[1]
 
 
-def test_answer_that_does_not_validate_is_a_failure_in_both_transports() -> None:
-    with asking(lambda request: answer({"output": 7})) as it:
+@pytest.mark.parametrize(
+    "bad",
+    [{"output": 7}, {"output": [], "error": "boom"}, {"output": [], "usage": 3}, {"output": [{"a": 1}]}],
+)
+def test_answer_that_does_not_validate_is_the_same_failure_in_both_transports(bad: dict[str, Any]) -> None:
+    with asking(lambda request: answer(bad)) as it:
         local = asyncio.run(it.post({"input": "x"}))
         with served(it.server) as url:
             client = ServerClient(global_config_dict=served_config("policy_model", url))
             remote = asyncio.run(client.post("policy_model", RESPONSES, json={"input": "x"}))
     assert local.status == remote.status == 500
     assert asyncio.run(local.text()) == asyncio.run(remote.text())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"input": "x", "temperature": NaN, "top_p": NaN}',
+        '{"input": "x", "metadata": {"a": "\\ud800"}}',
+        '{"input": "x", "metadata": {"\\ud800": "a"}}',
+        '{"input": "x", "metadata": {"a": ' + "[" * 300 + "]" * 300 + "}}",
+    ],
+)
+@pytest.mark.parametrize("upstream", ["responses", "chat_completions"])
+def test_odd_request_has_the_same_outcome_in_both_transports(upstream: str, body: str) -> None:
+    def script(request: dict[str, Any]) -> web.Response:
+        return web.Response(text=(COMPLETION if "messages" in request else RESPONSE) % ("1", TOKENS % "[]"))
+
+    async def outcome(client: ServerClient) -> list[Any]:
+        headers = {"content-type": "application/json"}
+        response = await client.post("policy_model", RESPONSES, data=body.encode(), headers=headers)
+        return [response.status, await response.text()]
+
+    with asking(script, upstream_api=upstream) as it, served(it.server) as url:
+        over_http = ServerClient(global_config_dict=served_config("policy_model", url))
+        local, remote = asyncio.run(outcome(it.client)), asyncio.run(outcome(over_http))
+    assert OWN_ID.sub("id", repr(local)) == OWN_ID.sub("id", repr(remote))
+    assert it.requests[: len(it.requests) // 2] == it.requests[len(it.requests) // 2 :]
+    assert all("temperature" not in request for request in it.requests if "messages" in request)

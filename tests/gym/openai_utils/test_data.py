@@ -1,6 +1,7 @@
 """Validated data is what reading the JSON of the validated model would give."""
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from nemo_gym.codec import decode_json
 from nemo_gym.openai_utils import (
@@ -116,3 +117,40 @@ def test_log_probabilities_that_are_no_numbers_are_refused(bad: Any) -> None:
     item = {"type": "message", "content": [], **tokens([-0.5]), "generation_log_probs": bad}
     with pytest.raises(ValidationError, match="generation_log_probs"):
         NeMoGymResponse.model_validate({"output": [item]})
+
+
+class Decorated(float):
+    """Stands for the numbers of other libraries, which are floats to Python but not to JSON writers."""
+
+    def __add__(self, other: Any) -> Any:
+        return Decorated(float(self) + other)
+
+    __radd__ = __add__
+
+
+@pytest.mark.parametrize("given", [[0, 0], [True], [Decimal("-0.5")], [Decorated(-0.5)], []])
+def test_log_probabilities_of_other_types_become_floats(given: list[Any]) -> None:
+    response = NeMoGymResponse.model_validate(
+        {"output": [{"type": "message", "content": [], **tokens([-0.5]), "generation_log_probs": given}]}
+    )
+    written = json.loads(response.model_dump_json())["output"][0]["generation_log_probs"]
+    assert [(type(one), one) for one in written] == [(float, float(one)) for one in given]
+
+
+class Checked(BaseModel):
+    a: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        return data
+
+
+class Renamed(BaseModel):
+    a: int = Field(default=0, alias="b")
+
+
+@pytest.mark.parametrize("model", [Checked, Renamed])
+def test_model_that_says_more_than_its_fields_is_refused(model: type[BaseModel]) -> None:
+    with pytest.raises(TypeError, match=f"{model.__name__}.*not for plain data"):
+        data_validator(model, with_defaults=True)
