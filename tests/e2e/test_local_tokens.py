@@ -26,7 +26,9 @@ def rows() -> list[dict[str, Any]]:
     for row in given[:4]:
         params = row["responses_create_params"]
         # Short and plain: none of these calls is cut off or cannot be read.
-        params["tools"][0]["parameters"]["properties"]["expression"]["pattern"] = "^[0-9+*]{1,8}$"
+        parameters = params["tools"][0]["parameters"]
+        parameters["properties"]["expression"]["pattern"] = "^[0-9+*]{1,8}$"
+        parameters["additionalProperties"] = False
         params |= {"tool_choice": "required", "max_output_tokens": 96, "input": params["input"][-1:]}
     return given
 
