@@ -120,7 +120,7 @@ class InMemory(NeMoGymAsyncOpenAI):
 class Prepared(SimpleResponsesAPIModel):
     """A model server that neither looks at a request nor makes an answer: what hosting costs."""
 
-    async def responses(self, request: Request) -> Response:  # type: ignore[override]
+    async def responses(self, request: Request) -> Response:  # type: ignore[override]  # takes no body
         return PREPARED
 
 

@@ -43,9 +43,10 @@ def text_of(part: Part, index: int, key: str = "text") -> str:
     return text
 
 
-def chat_part(part: Any, index: int) -> Part:
+def chat_part(given: Any, index: int) -> Part:
     """One part of Responses content, for a chat message."""
-    kind = checked_part(part, index).get("type")
+    part = checked_part(given, index)
+    kind = part.get("type")
     if kind in ("input_text", "text"):
         return {**part, "type": "text", "text": text_of(part, index)}
     if kind == "output_text":  # its annotations and log-probabilities are no input
@@ -54,11 +55,12 @@ def chat_part(part: Any, index: int) -> Part:
         return {"type": "image_url", "image_url": _image_url(part, index)}
     if kind == "input_file":
         return {"type": "file", "file": _without_type(part)}
-    return part  # type: ignore[no-any-return]
+    return part
 
 
-def _responses_part(part: Any, index: int) -> Part:
-    kind = checked_part(part, index).get("type")
+def _responses_part(given: Any, index: int) -> Part:
+    part = checked_part(given, index)
+    kind = part.get("type")
     if kind == "text":
         return {**part, "type": "input_text", "text": text_of(part, index)}
     if kind == "image_url":
@@ -71,7 +73,7 @@ def _responses_part(part: Any, index: int) -> Part:
         raise FormatError('an image needs {"image_url": {"url": ...}}', f"content[{index}]")
     if kind == "file" and isinstance(part.get("file"), dict):
         return {"type": "input_file", **part["file"]}
-    return part  # type: ignore[no-any-return]
+    return part
 
 
 def _image_url(part: Part, index: int) -> dict[str, Any]:

@@ -97,10 +97,9 @@ def _output_parts(message: Message, content: Any, text: str) -> list[dict[str, A
     return parts
 
 
-def _output_part(part: Any, index: int) -> dict[str, Any]:
-    if checked_part(part, index).get("type") in ("text", "output_text"):
-        return _output_text(text_of(part, index))
-    return part  # type: ignore[no-any-return]
+def _output_part(given: Any, index: int) -> dict[str, Any]:
+    part = checked_part(given, index)
+    return _output_text(text_of(part, index)) if part.get("type") in ("text", "output_text") else part
 
 
 def _output_text(text: str) -> dict[str, Any]:

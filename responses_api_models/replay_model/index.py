@@ -137,7 +137,7 @@ def _lines(path: Path) -> Iterator[Line]:
 
 def _checked(data: bytes, place: str) -> dict[str, Any]:
     try:
-        record = decoded(data)
+        record: dict[str, Any] = decoded(data)  # or anything else, until `_problem` has seen it
     except (ValueError, RecursionError) as error:
         if not data.endswith(b"\n"):
             raise ConfigError(
@@ -148,7 +148,7 @@ def _checked(data: bytes, place: str) -> dict[str, Any]:
     problem = _problem(record)
     if problem:
         raise ConfigError(f"{place}: no rollout: {problem}; name a file that ng_collect_rollouts wrote")
-    return record  # type: ignore[no-any-return]
+    return record
 
 
 def _problem(record: Any) -> str | None:

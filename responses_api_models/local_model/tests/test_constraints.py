@@ -92,10 +92,10 @@ def test_parts_of_text_are_one_text() -> None:
     [('{"a": 1}', '{"a": 1}'), ("2+2", '"2+2"'), ("", "{}"), (None, "{}"), ({"a": 1}, '{"a": 1}')],
 )
 def test_arguments_are_shown_as_json_whatever_the_model_wrote(written: Any, shown: str) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": written}}
+    call: Any = {"id": "c", "type": "function", "function": {"name": "add", "arguments": written}}
     (message,) = checked_messages([{"role": "assistant", "tool_calls": [call]}])
     assert message["tool_calls"][0]["function"]["arguments"] == shown
-    assert call["function"]["arguments"] == written  # type: ignore[index]
+    assert call["function"]["arguments"] == written
 
 
 @pytest.mark.parametrize(

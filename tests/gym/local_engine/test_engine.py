@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ LONG = {"n_predict": 40, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"n_predict": 16}
 
 
-def settings(**changes: object) -> EngineSettings:
-    return EngineSettings(find_weights(), **{"slots": 2, "context": 256, **changes})  # type: ignore[arg-type]
+def settings(**changes: Any) -> EngineSettings:
+    return EngineSettings(find_weights(), **{"slots": 2, "context": 256, **changes})
 
 
 def has_ended(pid: int) -> bool:

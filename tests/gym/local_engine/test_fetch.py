@@ -72,10 +72,8 @@ class Index:
         app.router.add_get(f"/{WHEEL}.metadata", self._metadata)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _page(self, request: web.Request) -> web.Response:
         fragment = f"#sha256={self.told_sha256}" if self.told_sha256 else ""
