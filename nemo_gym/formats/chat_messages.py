@@ -12,7 +12,7 @@ from nemo_gym.formats.assistant_turn import AssistantTurn
 from nemo_gym.formats.content import chat_content
 from nemo_gym.formats.dialect import Dialect
 from nemo_gym.formats.errors import FormatError
-from nemo_gym.formats.tokens import has_tokens
+from nemo_gym.openai_utils.base import has_tokens
 
 Message = dict[str, Any]
 Item = dict[str, Any]

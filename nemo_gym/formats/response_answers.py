@@ -10,8 +10,8 @@ from nemo_gym.formats.chat_answers import ECHOED, INCOMPLETE_REASONS, new_id
 from nemo_gym.formats.chat_messages import item_type
 from nemo_gym.formats.errors import AnswerFormatError, FormatError
 from nemo_gym.formats.reasoning import ReasoningStyle
-from nemo_gym.formats.tokens import has_tokens
 from nemo_gym.formats.usage import chat_usage
+from nemo_gym.openai_utils.base import has_tokens
 
 Answer = dict[str, Any]
 Item = dict[str, Any]

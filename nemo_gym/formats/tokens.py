@@ -14,16 +14,9 @@ _FIELD_NAMES = frozenset(TOKEN_FIELDS)
 _ALL_NAMES = frozenset(_FIELDS)
 
 
-def has_tokens(source: dict[str, Any]) -> bool:
-    """Whether a message or an item carries any of the token fields."""
-    if _FIELD_NAMES.isdisjoint(source):  # asked of every item, and nearly always the answer
-        return False
-    return any(source.get(field) is not None for field in TOKEN_FIELDS)
-
-
 def copy_tokens(source: dict[str, Any], target: dict[str, Any]) -> None:
     """Put the token fields of `source` on `target` too: those that are there."""
-    if _FIELD_NAMES.isdisjoint(source):
+    if _FIELD_NAMES.isdisjoint(source):  # nearly always
         return
     for field in _FIELDS:
         value = source.get(field)

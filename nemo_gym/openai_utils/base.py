@@ -20,6 +20,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
+from nemo_gym.types import TOKEN_FIELDS
+
 
 class WireModel(BaseModel):
     """An object of the API. Fields that are not declared are kept and readable as attributes."""
@@ -115,14 +117,11 @@ class TokenIDLogProbTypedDictMixin(TypedDict):
     generation_log_probs: LogProbs
 
 
-_TOKEN_FIELDS = ("generation_token_ids", "prompt_token_ids", "generation_log_probs")
-
-
 def has_tokens(value: Mapping[str, Any]) -> bool:
-    """Whether this message carries token ids or log-probabilities of its generation."""
+    """Whether this message or item carries token ids or log-probabilities of its generation."""
     # Asked of every item: most carry none of the fields, and three membership tests are the fastest no.
     if "generation_token_ids" in value or "prompt_token_ids" in value or "generation_log_probs" in value:
-        return any(value.get(field) is not None for field in _TOKEN_FIELDS)
+        return any(value.get(field) is not None for field in TOKEN_FIELDS)
     return False
 
 
