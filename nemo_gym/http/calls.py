@@ -42,18 +42,17 @@ class RetryPolicy:
     base_delay_s: float = 0.5
     """First wait; doubles on each later try, half of it random."""
     max_delay_s: float = 30.0
-    """Longest single wait, a server's Retry-After included."""
+    """Longest single wait, unless a server asks for a longer one."""
     total_s: float = 3600.0
-    """No further try begins after this long, and to an endpoint outside none goes on. Generous: a long
-    generation is one try."""
+    """No further try begins after this long, and to an endpoint outside none goes on; a server that asks for a
+    longer wait than is left is not waited for. Generous: a long generation is one try."""
     statuses: tuple[int, ...] = ()
     """Answers that are worth another try: those of an endpoint outside. Empty between our own servers."""
 
     def delay_s(self, failures: int, retry_after_s: float | None) -> float:
         """How long to wait after so many failures in a row."""
         if retry_after_s is not None:
-            # A server that asks for no wait at all must not be flooded.
-            return min(max(retry_after_s, self.base_delay_s), self.max_delay_s)
+            return max(retry_after_s, self.base_delay_s)  # one that asks for none must not be flooded
         doublings = min(failures - 1, 64)  # far past any longest wait, and no overflow
         longest = min(self.base_delay_s * 2.0**doublings, self.max_delay_s)
         return longest * (0.5 + random.random() / 2)

@@ -158,9 +158,16 @@ def test_wait_that_the_server_asks_for_as_a_date_is_kept() -> None:
     assert 15 < wait <= 20
 
 
-def test_wait_that_the_server_asks_for_is_no_longer_than_the_longest() -> None:
-    assert play(MODEL_ENDPOINT, limited(429, "86400"), 200).waits == [MODEL_ENDPOINT.max_delay_s]
-    assert play(MODEL_ENDPOINT, limited(429, "inf"), 200).waits == [MODEL_ENDPOINT.max_delay_s]
+@pytest.mark.parametrize("status", [429, 503])
+def test_server_is_not_asked_again_before_the_time_it_asks_for(status: int) -> None:
+    assert play(MODEL_ENDPOINT, limited(status, "120"), 200).waits == [120.0]
+
+
+@pytest.mark.parametrize("asked", ["86400", "inf"])
+def test_server_that_asks_for_a_wait_beyond_the_deadline_is_not_waited_for(asked: str) -> None:
+    outcome = play(MODEL_ENDPOINT, limited(429, asked), 200)
+    assert status_of(outcome) == 429
+    assert outcome.waits == []
 
 
 @pytest.mark.parametrize("asked", ["0", "-5", "Wed, 21 Oct 2015 07:28:00 GMT"])
