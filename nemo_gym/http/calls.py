@@ -44,8 +44,8 @@ class RetryPolicy:
     max_delay_s: float = 30.0
     """Longest single wait, unless a server asks for a longer one."""
     total_s: float = 3600.0
-    """No further try begins after this long, and to an endpoint outside none goes on; a server that asks for a
-    longer wait than is left is not waited for. Generous: a long generation is one try."""
+    """No further try begins after this long, and to an endpoint outside none goes on; a server that asks for
+    a longer wait than is left is not waited for. Generous: a long generation is one try."""
     statuses: tuple[int, ...] = ()
     """Answers that are worth another try: those of an endpoint outside. Empty between our own servers."""
 

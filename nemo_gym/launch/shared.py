@@ -25,7 +25,7 @@ class Shared:
 
 @asynccontextmanager
 async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
-    """The servers whose class says `one_per_run`, each in a process of its own meanwhile.
+    """The servers whose class says `is_one_per_run`, each in a process of its own meanwhile.
 
     One that dies is started again, as often as `ng_run +restart_policy=on_failure` would.
     """
@@ -48,7 +48,7 @@ async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
 
 
 def _is_shared(instance: ServerInstance) -> bool:
-    return server_class(instance, load_module(instance)).one_per_run
+    return server_class(instance, load_module(instance)).is_one_per_run(instance.settings)
 
 
 async def _watch(fleet: Fleet) -> None:

@@ -4,6 +4,7 @@ An answer that comes as a stream is put together here, whoever asked for it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic_core import from_json
 from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.errors import ConfigError
 from nemo_gym.http import (
     CONNECT_ONLY,
     MODEL_ENDPOINT,
@@ -35,7 +37,7 @@ from .streams import (
     response_from_events,
 )
 
-__all__ = ["RATE_LIMIT_ERROR_CODES", "RETRY_ERROR_CODES", "NeMoGymAsyncOpenAI"]
+__all__ = ["RATE_LIMIT_ERROR_CODES", "RETRY_ERROR_CODES", "EndpointError", "NeMoGymAsyncOpenAI"]
 
 Assembler = Callable[[Iterable[dict[str, Any]]], dict[str, Any]]
 
@@ -64,10 +66,11 @@ class NeMoGymAsyncOpenAI:
         request_timeout_s: float | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        address = _checked(self.base_url)
         self.api_key = api_key
         self.default_headers = dict(default_headers or {})
         self._headers = CIMultiDict(self.default_headers)
-        if not URL(self.base_url).user:  # credentials in the URL stand for themselves
+        if not address.user:  # credentials in the URL stand for themselves
             self._headers.setdefault("Authorization", f"Bearer {api_key}")
         self.internal = internal
         if max_tries is not None:
@@ -105,6 +108,15 @@ class NeMoGymAsyncOpenAI:
         if not response.ok:
             raise EndpointError(response)
         return _object(response, await response.read())
+
+
+def _checked(base_url: str) -> URL:
+    with suppress(ValueError):
+        address = URL(base_url)
+        if address.scheme in ("http", "https") and address.host:
+            return address
+    shown = base_url.rpartition("@")[2]  # what is before it may be secret
+    raise ConfigError(f"{shown!r} is no address of an endpoint; write it like http://host:8000/v1")
 
 
 def _object(response: ClientResponse, body: bytes) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 import inspect
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
@@ -76,11 +77,13 @@ class BaseServer(BaseModel):
 class SimpleServer(BaseServer):
     """A server that other components call through their client."""
 
-    one_per_run: ClassVar[bool] = False
-    """Whether a run whose rollouts are played in several processes has one for all of them, in a process of
-    its own, instead of one in each: it is large, or what it holds cannot be had twice."""
-
     server_client: ServerClient
+
+    @classmethod
+    def is_one_per_run(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether a run whose rollouts are played in several processes has one for all of them, in a process
+        of its own, instead of one in each: it is large, or what it holds cannot be had twice."""
+        return False
 
     def setup_webserver(self) -> FastAPI:
         """The application with all its routes."""

@@ -1,10 +1,10 @@
 """A real LLM on this machine as a model server: llama.cpp in a process of its own, looked after here."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import FastAPI, HTTPException
 from pydantic import PrivateAttr
@@ -34,13 +34,16 @@ MOST_GRAMMARS = 256
 
 class LocalModel(SimpleResponsesAPIModel):
     config: LocalModelConfig
-    one_per_run: ClassVar[bool] = True
 
     _eos_token_id: int | None = PrivateAttr(default=None)
     _knows_tools: bool = PrivateAttr(default=False)
     _vocabulary: int = PrivateAttr(default=0)
     _grammars: set[str] = PrivateAttr(default_factory=set)
     """Those that the engine is known to take."""
+
+    @classmethod
+    def is_one_per_run(cls, settings: Mapping[str, Any]) -> bool:
+        return True
 
     def setup_webserver(self) -> FastAPI:
         self.engine  # noqa: B018 - built now: a file that is not there is told before anything is started

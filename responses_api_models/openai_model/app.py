@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException
+from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
-from nemo_gym.formats.usage import chat_usage, responses_usage
+from nemo_gym.formats.usage import filled_usage
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,
@@ -51,8 +51,9 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
 class OpenAIModel(SimpleResponsesAPIModel):
     config: OpenAIModelConfig
 
-    def model_post_init(self, context: Any) -> None:
+    def setup_webserver(self) -> FastAPI:
         self.endpoint  # noqa: B018 - built now: an address that cannot be one is refused at start-up
+        return super().setup_webserver()
 
     # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
     @cached_property
@@ -117,10 +118,9 @@ class OpenAIModel(SimpleResponsesAPIModel):
         else:
             async with self.slots:
                 answer = await call(**request)
-        if answer.get("usage") is None:
-            answer["usage"] = responses_usage(None) if api == "responses" else chat_usage(None)
-            if answer.get("error") is None:
-                self._warn("the endpoint gives no usage; counted as 0")
+        if not answer.get("usage") and answer.get("error") is None:
+            self._warn("the endpoint gives no usage; counted as 0")
+        answer["usage"] = filled_usage(answer.get("usage"), api)
         return answer
 
     def _prepared(self, api: Api, request: Request) -> Request:

@@ -7,6 +7,7 @@ first; of those that find none there, one at a time tries the other, and the res
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,9 @@ from typing import Any, Literal
 import aiohttp
 
 from nemo_gym.openai_utils.data import OddJson
+from nemo_gym.openai_utils.endpoint import EndpointError
 from nemo_gym.responses_converter import FormatError, RequestFormatError, ResponsesConverter
+from nemo_gym.server_utils import ClientResponse
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +73,8 @@ class Way:
         self._ask = ask
         self._trial = asyncio.Lock()
         self._failed_trials = 0
+        self._refusal: ClientResponse | None = None
+        """What the other route refused the newest trial with, if it is there."""
 
     async def answer(self, request: Request) -> Answer:
         """The endpoint's answer, in the format of the route that was called."""
@@ -88,8 +93,11 @@ class Way:
         return answer
 
     async def _converted(self, request: Request) -> Answer:
-        answer = await self._ask(self._conversion.api, self._conversion.request(request))
+        converted_request, began = self._conversion.request(request), time.time()
+        answer = await self._ask(self._conversion.api, converted_request)
         converted = self._conversion.answer(answer, request)
+        if self._api == "responses":  # Chat Completions knows one time, in whole seconds
+            converted |= {"created_at": began, "completed_at": time.time()}
         return OddJson(converted) if type(answer) is OddJson else converted
 
     async def _try_other(self, request: Request, missing: aiohttp.ClientResponseError) -> Answer:
@@ -99,7 +107,7 @@ class Way:
             if self.is_converting is None and self._failed_trials == failed_before:
                 return await self._one_trial(request, missing)
         if not self.is_converting:
-            raise missing
+            raise self._failure(missing)
         return await self._converted(request)
 
     async def _one_trial(self, request: Request, missing: aiohttp.ClientResponseError) -> Answer:
@@ -107,9 +115,14 @@ class Way:
             answer = await self._converted(request)
         except RequestFormatError:  # says nothing about the endpoint
             raise missing from None
-        except (aiohttp.ClientError, FormatError) as error:
+        except aiohttp.ClientResponseError as error:
             self._failed_trials += 1
-            raise missing from error
+            self._refusal = None if is_missing_route(error) else self._both(missing, error)
+            raise self._failure(missing) from error
+        except (aiohttp.ClientError, FormatError):
+            self._failed_trials += 1
+            self._refusal = None
+            raise
         self.is_converting = True
         logger.warning(
             "%s: the endpoint answers %d on its %s route; from now on such requests are converted and go to "
@@ -121,6 +134,19 @@ class Way:
             self._conversion.api,
         )
         return answer
+
+    def _failure(self, missing: aiohttp.ClientResponseError) -> aiohttp.ClientResponseError:
+        return missing if self._refusal is None else EndpointError(self._refusal)
+
+    def _both(
+        self, missing: aiohttp.ClientResponseError, error: aiohttp.ClientResponseError
+    ) -> ClientResponse:
+        """With the status of the route that is there."""
+        text = (
+            f"the endpoint's {self._conversion.api} route: {error.message} "
+            f"(its {self._api} route answered {missing.status}: {missing.message})"
+        )
+        return ClientResponse(error.status, (), json.dumps({"error": {"message": text}}).encode())
 
 
 def is_missing_route(error: aiohttp.ClientResponseError) -> bool:

@@ -20,6 +20,7 @@ import aiohttp
 from nemo_gym.formats.generated_text import parse_generated
 from nemo_gym.formats.token_replay import replayed_prompt
 from nemo_gym.formats.tokens import newest_known_turn, without_tokens
+from nemo_gym.formats.usage import filled_usage
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from responses_api_models.vllm_model.tokens import (
     ASK_FOR_TOKENS,
@@ -297,8 +298,8 @@ def with_tokens(completion: Chat, chat: Chat, tokens: CallTokens, fields: Chat) 
 
 def with_usage(completion: Chat, notices: Notices) -> Chat:
     """The answer with token counts: zeros where the engine gives none."""
-    if completion.get("usage"):
-        return completion
+    if usage := completion.get("usage"):
+        return {**completion, "usage": filled_usage(usage, "chat_completions")}
     notices.warn("usage", "the endpoint gives no usage: its token counts are recorded as zero")
     return {**completion, "usage": _usage(0, 0)}
 

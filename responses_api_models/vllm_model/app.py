@@ -1,12 +1,13 @@
 """vLLM as a model server: chat to the engine, both formats to callers, and the tokens of each call."""
 
 import asyncio
+import time
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
 
 import aiohttp
-from fastapi import HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from pydantic import Field, field_validator, model_validator
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
@@ -71,8 +72,9 @@ class VLLMModelConfig(BaseResponsesAPIModelConfig):
 class VLLMModel(SimpleResponsesAPIModel):
     config: VLLMModelConfig
 
-    def model_post_init(self, context: Any) -> None:
+    def setup_webserver(self) -> FastAPI:
         self.replicas  # noqa: B018 - built now: an address that cannot be one is refused at start-up
+        return super().setup_webserver()
 
     # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
     @cached_property
@@ -106,11 +108,12 @@ class VLLMModel(SimpleResponsesAPIModel):
     async def responses(
         self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming = Body()
     ) -> NeMoGymResponse:
-        params = body.model_dump(mode="json", exclude_unset=True)
+        params, began = body.model_dump(mode="json", exclude_unset=True), time.time()
         try:
             completion = await self._answer(request, self.converter.chat_request(params))
             response: Any = self.converter.response(completion, params)
-            return response  # plain data: the route's response model validates it once
+            # Plain data: the route's response model validates it once.
+            return response | {"created_at": began, "completed_at": time.time()}
         except RequestFormatError as error:
             raise HTTPException(422, str(error)) from error
         except AnswerFormatError as error:

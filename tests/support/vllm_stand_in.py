@@ -1,5 +1,9 @@
 """A stand-in for vLLM's server: its routes and payloads, a toy model behind them.
 
+Payloads follow vLLM's documentation: "OpenAI-Compatible Server" (docs.vllm.ai/en/latest/serving/
+openai_compatible_server.html) for the routes, `/tokenize` and the extra parameters `return_token_ids` and
+`return_tokens_as_token_ids`, and the fields that those add to an answer.
+
 It is a real HTTP server on a free loopback port, in a thread of its own. The tokenizer writes text in pairs
 of bytes while the model samples single bytes, so whoever tokenises a generation again gets other ids than
 those that were sampled. Log-probabilities follow from the ids alone.

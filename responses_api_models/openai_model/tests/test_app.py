@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from nemo_gym.base_responses_api_model import Body
+from nemo_gym.config_types import ConfigError
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymEasyInputMessage,
@@ -90,6 +91,12 @@ def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[Ope
         answer = asyncio.run(client.post("policy_model", "/v1/responses", json=body))
     assert answer.status == 200
     assert [item["role"] for item in endpoint.requests[0]["input"]] == ["system", "user"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9/v1", "localhost:8000", "ftp://host/v1", "http:///v1", ""])
+def test_address_that_cannot_be_one_is_refused_at_start_up(address: str) -> None:
+    with pytest.raises(ConfigError, match="is no address of an endpoint; write it like http://"):
+        new_model(openai_base_url=address).setup_webserver()
 
 
 def test_extra_body_is_laid_over_every_request() -> None:

@@ -21,8 +21,8 @@ COMPLETION = (
     '{"id": "c", "created": 2, "vendor": {"list": [%s]}, "usage": {"prompt_tokens": 1}, '
     '"choices": [{"message": {"role": "assistant", "content": "hi", "vendor": 1, %s}}]}'
 )
-OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{33}")
-"""Ids that a conversion makes are new each time."""
+OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{33}|(created|completed)_at\W+[\d.]+")
+"""Ids that a conversion makes are new each time, and so are its times."""
 
 
 async def all_of(client: ServerClient) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseUsage
-from nemo_gym.server_utils import ServerClient
+from nemo_gym.server_utils import ClientResponse, ServerClient
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 from responses_api_models.openai_model.tests.asking import (
     CHAT,
@@ -71,16 +72,40 @@ def test_way_from_chat_to_responses_is_found_too() -> None:
         assert it.apis == ["chat", "responses", "responses", "responses"]
 
 
-def test_error_stands_as_it_was_where_the_other_api_fails_too() -> None:
+def test_error_stands_as_it_was_where_the_other_api_is_missing_too() -> None:
     def script(request: Json) -> web.Response:
-        return web.Response(status=404 if "input" in request else 400, text="no such model: mine")
+        return web.Response(status=404, text="no such model" if "input" in request else "no such page")
 
     with asking(script) as it:
         for _ in range(2):
             response = asyncio.run(it.post({"input": "x"}))
-            assert (response.status, asyncio.run(response.text())) == (404, "no such model: mine")
+            assert (response.status, asyncio.run(response.text())) == (404, "no such model")
             assert response.headers["x-nemo-gym-failure-kind"] == "data"
         assert it.apis == ["responses", "chat"] * 2
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, "data"), (401, "data"), (500, "infrastructure")])
+def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: int, kind: str) -> None:
+    def script(request: Json) -> web.Response:
+        refused = web.Response(status=status, text="Incorrect API key")
+        return missing() if "input" in request else refused
+
+    async def run(it: Asking) -> list[ClientResponse]:
+        return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(3))))
+
+    with asking(script, max_tries=1) as it:
+        for response in asyncio.run(run(it)):
+            text = asyncio.run(response.text())
+            assert "chat_completions route: Incorrect API key" in text
+            assert "responses route answered 404: 404 page not found" in text
+            assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (status, kind)
+
+
+def test_answer_that_cannot_be_read_is_told_although_the_way_is_not_known_yet() -> None:
+    with asking(lambda request: missing() if "input" in request else answer({"choices": []})) as it:
+        response = asyncio.run(it.post({"input": "x"}))
+    assert response.status == 502
+    assert "no choices" in asyncio.run(response.text())
 
 
 def test_route_that_has_worked_is_not_doubted_again() -> None:
@@ -260,7 +285,7 @@ def test_stream_is_asked_for_and_put_together() -> None:
         assert it.ask({"input": "x"})["usage"]["total_tokens"] == 5
 
 
-@pytest.mark.parametrize("usage", [{}, {"usage": None}])
+@pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {}}])
 def test_usage_is_always_there_and_its_absence_is_told_once(
     usage: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,6 +305,41 @@ def test_usage_is_always_there_and_its_absence_is_told_once(
         it.model.ways["responses"].is_converting = True
         assert it.ask({"input": "x"})["usage"] == NeMoGymResponseUsage().model_dump()
     assert warnings_in(caplog) == ["policy_model: the endpoint gives no usage; counted as 0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "generated", "total"), [(5, 2, None), (5, None, None), (5, 2, 9), (None, None, 4)]
+)
+@pytest.mark.parametrize("upstream", ["responses", "chat_completions"])
+@pytest.mark.parametrize("with_nulls", [False, True])
+def test_counts_that_the_endpoint_leaves_out_are_filled_in(
+    upstream: str, with_nulls: bool, given: int | None, generated: int | None, total: int | None
+) -> None:
+    def usage(names: tuple[str, str]) -> Json:
+        counts = dict(zip((*names, "total_tokens"), (given, generated, total), strict=True))
+        return {name: count for name, count in counts.items() if with_nulls or count is not None}
+
+    def script(request: Json) -> web.Response:
+        if "input" in request:
+            return answer({"output": [message("hi")], "usage": usage(("input_tokens", "output_tokens"))})
+        return answer({**completion(), "usage": usage(("prompt_tokens", "completion_tokens"))})
+
+    expected = (given or 0, generated or 0, total or (given or 0) + (generated or 0))
+    with asking(script, upstream_api=upstream) as it:
+        counts = it.ask({"input": "x"})["usage"]
+        assert (counts["input_tokens"], counts["output_tokens"], counts["total_tokens"]) == expected
+        counts = it.ask(HI, CHAT)["usage"]
+        assert (counts["prompt_tokens"], counts["completion_tokens"], counts["total_tokens"]) == expected
+
+
+def test_converted_answer_says_when_the_call_began_and_ended() -> None:
+    def script(request: Json) -> web.Response:
+        time.sleep(0.1)
+        return answer(completion())
+
+    with asking(script, upstream_api="chat_completions") as it:
+        response = it.ask({"input": "x"})
+    assert 0.1 <= response["completed_at"] - response["created_at"] < 10
 
 
 def test_failed_response_without_usage_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:

@@ -50,12 +50,10 @@ def calculate(prompt: str) -> str:
     return '<tool_call>{"name": "calculator", "arguments": {"expression": "240 * 0.15"}}</tool_call>'
 
 
-def test_rollout_of_an_agent_keeps_the_ids_of_every_turn() -> None:
+def test_shipped_configuration_for_a_stock_vllm_keeps_the_ids_of_every_turn() -> None:
     async def run(vllm: VLLMStandIn) -> Any:
-        replay = {"token_id_replay": "completions", "eos_token": "<|im_end|>"}
-        model = "policy_model.responses_api_models.vllm_model"
-        settings = {**settings_of(vllm), **{f"{model}.{key}": value for key, value in replay.items()}}
-        paths = [CALCULATOR, f"{CONFIGS}/vllm_model_for_training.yaml"]
+        settings = {**settings_of(vllm), "policy_eos_token": "<|im_end|>"}
+        paths = [CALCULATOR, f"{CONFIGS}/vllm_model_for_training_stock.yaml"]
         async with nemo_gym.open_servers(paths, settings) as client:
             answer = await client.post("calculator_simple_agent", "/run", json=first_row())
             assert answer.ok, await answer.text()

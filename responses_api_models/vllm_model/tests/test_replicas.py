@@ -14,23 +14,26 @@ from tests.support.vllm_stand_in import VLLMStandIn
 AT_ONCE = RetryPolicy(attempts=1)
 
 
-def replicas_at(*urls: str, clock: Any = lambda: 0.0) -> Replicas:
-    return Replicas(
-        "policy_model", [NeMoGymAsyncOpenAI(url, "k", retry=AT_ONCE) for url in urls], clock=clock
-    )
+def replicas_at(*names: str, clock: Any = lambda: 0.0) -> Replicas:
+    endpoints = [NeMoGymAsyncOpenAI(f"http://{name}", "k", retry=AT_ONCE) for name in names]
+    return Replicas("policy_model", endpoints, clock=clock)
+
+
+def name_of(endpoint: NeMoGymAsyncOpenAI) -> str:
+    return endpoint.base_url.removeprefix("http://")
 
 
 async def asked(endpoint: NeMoGymAsyncOpenAI) -> str:
-    return endpoint.base_url
+    return name_of(endpoint)
 
 
 def without(*dead: str) -> Any:
     """Asks an endpoint; the named ones give no answer."""
 
     async def ask(endpoint: NeMoGymAsyncOpenAI) -> str:
-        if endpoint.base_url in dead:
-            raise ServerUnreachableError("", f"no answer from {endpoint.base_url}")
-        return endpoint.base_url
+        if name_of(endpoint) in dead:
+            raise ServerUnreachableError("", f"no answer from {name_of(endpoint)}")
+        return name_of(endpoint)
 
     return ask
 
@@ -53,7 +56,7 @@ def test_new_session_goes_where_the_fewest_calls_are_in_flight() -> None:
 
         async def hold(endpoint: NeMoGymAsyncOpenAI) -> str:
             await release.wait()
-            return endpoint.base_url
+            return name_of(endpoint)
 
         session: dict[str, Any] = {}
         held = [asyncio.create_task(replicas.call(session, hold)) for _ in range(3)]
@@ -109,7 +112,7 @@ def test_dead_replica_is_passed_over_for_a_while_and_then_tried_again(
         tried: list[str] = []
 
         async def ask(endpoint: NeMoGymAsyncOpenAI) -> str:
-            tried.append(endpoint.base_url)
+            tried.append(name_of(endpoint))
             return await without("a")(endpoint)
 
         for _ in range(4):
@@ -148,7 +151,7 @@ def test_error_that_a_replica_answers_moves_nobody() -> None:
         session: dict[str, Any] = {}
 
         async def refuse(endpoint: NeMoGymAsyncOpenAI) -> str:
-            raise ValueError(endpoint.base_url)
+            raise ValueError(name_of(endpoint))
 
         for _ in range(2):
             with pytest.raises(ValueError, match="a"):
