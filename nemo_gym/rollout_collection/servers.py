@@ -21,6 +21,7 @@ from nemo_gym.http import (
     set_global_aiohttp_client,
 )
 from nemo_gym.launch import host_embedded
+from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared
 from nemo_gym.rollout_collection.manifest import differences, server_settings
 from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
@@ -41,6 +42,12 @@ class Servers:
     elsewhere: frozenset[str] = frozenset()
     """Names of servers to host that run in processes of their own already."""
     running: ServerClient | None = None
+
+    def check_settings(self) -> None:
+        """Refuse what would be refused when they start, as far as that can be told before."""
+        if self.to_host is not None:
+            for instance in self.to_host.servers:
+                check_settings(self.to_host, instance)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ServerClient]:

@@ -68,9 +68,15 @@ class BaseServer(BaseModel):
         return cast(type[BaseModel], annotation)
 
     @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Raise a ConfigError where the settings cannot work, as far as can be told before anything starts:
+        files that are not there, addresses that cannot be any."""
+
+    @classmethod
     def from_instance(cls, hosting: Hosting) -> Self:
         """Build the server that an instance of the configuration describes."""
         config = configure(cls.config_class(), hosting.config, hosting.instance)
+        cls.check_config(config)
         return cls(config=config, server_client=hosting.client)
 
 

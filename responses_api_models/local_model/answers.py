@@ -1,7 +1,9 @@
 """A generation as an answer of the Chat Completions API."""
 
+import logging
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +11,8 @@ from nemo_gym.formats.generated_text import parse_generated
 from nemo_gym.formats.tokens import token_fields
 from nemo_gym.local_engine import Generation
 from nemo_gym.local_engine.generation import LOG_PROBS_MODE
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,17 @@ def completion(generation: Generation, prompt: list[int], model: str, wanted: Wa
     if wanted.log_probs:
         choice["logprobs"] = {"content": [_as_asked(told) for told in generation.told]}
     return _answer(choice, model, len(prompt), len(generation.token_ids), generation.cached_tokens)
+
+
+@cache
+def tell_of_long_prompts(server_name: str, context: int) -> None:
+    """Said once: a run may have many."""
+    logger.warning(
+        "%s: a prompt does not fit the context of %d tokens and is answered empty, as incomplete; so are all "
+        "others like it (set context to allow longer ones)",
+        server_name,
+        context,
+    )
 
 
 def no_room(prompt_tokens: int, model: str) -> dict[str, Any]:

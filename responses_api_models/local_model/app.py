@@ -21,7 +21,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import RequestFormatError, VLLMConverter
-from responses_api_models.local_model.answers import Wanted, completion, no_room
+from responses_api_models.local_model.answers import Wanted, completion, no_room, tell_of_long_prompts
 from responses_api_models.local_model.config import LocalModelConfig
 from responses_api_models.local_model.constraints import constraints_of, offered_tools
 from responses_api_models.local_model.messages import checked_messages
@@ -40,6 +40,10 @@ class LocalModel(SimpleResponsesAPIModel):
     _vocabulary: int = PrivateAttr(default=0)
     _grammars: set[str] = PrivateAttr(default_factory=set)
     """Those that the engine is known to take."""
+
+    @classmethod
+    def check_config(cls, config: LocalModelConfig) -> None:
+        config.engine_settings()
 
     @classmethod
     def is_one_per_run(cls, settings: Mapping[str, Any]) -> bool:
@@ -118,6 +122,7 @@ class LocalModel(SimpleResponsesAPIModel):
         try:
             generation = await generate(self.engine, prompt, parameters, top_log_probs=asked)
         except PromptTooLongError:
+            tell_of_long_prompts(self.config.name, self.config.context)
             return no_room(len(prompt), self.model_name)
         wanted = Wanted(bool(tools), with_tokens, sampling.top_log_probs is not None)
         return completion(generation, prompt, self.model_name, wanted)

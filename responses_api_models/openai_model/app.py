@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, HTTPException
+from fastapi import HTTPException
 from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
@@ -51,9 +51,9 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
 class OpenAIModel(SimpleResponsesAPIModel):
     config: OpenAIModelConfig
 
-    def setup_webserver(self) -> FastAPI:
-        self.endpoint  # noqa: B018 - built now: an address that cannot be one is refused at start-up
-        return super().setup_webserver()
+    @classmethod
+    def check_config(cls, config: OpenAIModelConfig) -> None:
+        NeMoGymAsyncOpenAI(config.openai_base_url, config.openai_api_key)  # refuses what is no address
 
     # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
     @cached_property

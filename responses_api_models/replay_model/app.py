@@ -47,6 +47,10 @@ class ReplayModelConfig(BaseResponsesAPIModelConfig):
 class ReplayModel(SimpleResponsesAPIModel):
     config: ReplayModelConfig
 
+    @classmethod
+    def check_config(cls, config: ReplayModelConfig) -> None:
+        _found(config.rollouts_fpath)
+
     # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
     @cached_property
     def recording(self) -> Recording:

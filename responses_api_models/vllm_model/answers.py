@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import aiohttp
@@ -22,6 +22,7 @@ from nemo_gym.formats.token_replay import replayed_prompt
 from nemo_gym.formats.tokens import newest_known_turn, without_tokens
 from nemo_gym.formats.usage import filled_usage
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
+from responses_api_models.vllm_model.config import VLLMModelConfig
 from responses_api_models.vllm_model.tokens import (
     ASK_FOR_TOKENS,
     LENGTH_FIELDS,
@@ -37,9 +38,6 @@ from responses_api_models.vllm_model.tokens import (
     tokens_of_chat,
     tokens_of_completion,
 )
-
-if TYPE_CHECKING:  # it imports this module
-    from responses_api_models.vllm_model.app import VLLMModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ class Turns(Protocol):
         """The chat answer to a chat request."""
 
 
-def turns_for(config: "VLLMModelConfig", notices: Notices) -> Turns:
+def turns_for(config: VLLMModelConfig, notices: Notices) -> Turns:
     if not config.return_token_id_information:
         return PlainTurns()
     if config.token_id_replay == "messages":
@@ -83,7 +81,7 @@ def turns_for(config: "VLLMModelConfig", notices: Notices) -> Turns:
     return ReplayTurns(config.logprobs_mode, config.uses_reasoning_parser, eos, notices)
 
 
-def prepared(chat: Chat, config: "VLLMModelConfig") -> Chat:
+def prepared(chat: Chat, config: VLLMModelConfig) -> Chat:
     """A chat request as the configuration wants it."""
     overrides = dict(config.sampling_overrides)
     lengths = [overrides.pop(name) for name in LENGTH_FIELDS if name in overrides]

@@ -94,9 +94,9 @@ def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[Ope
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9/v1", "localhost:8000", "ftp://host/v1", "http:///v1", ""])
-def test_address_that_cannot_be_one_is_refused_at_start_up(address: str) -> None:
+def test_address_that_cannot_be_one_is_refused_before_anything_starts(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address of an endpoint; write it like http://"):
-        new_model(openai_base_url=address).setup_webserver()
+        OpenAIModel.check_config(new_model(openai_base_url=address).config)
 
 
 def test_extra_body_is_laid_over_every_request() -> None:

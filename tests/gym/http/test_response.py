@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 import pickle
 from http.cookies import Morsel, SimpleCookie
@@ -234,6 +235,17 @@ def test_errors_survive_the_way_to_another_process() -> None:
     assert again.response_content == b"because"
     gone = pickle.loads(pickle.dumps(ServerUnreachableError("it", "refused")))
     assert (str(gone), gone.server) == ("it: refused", "it")
+
+
+@pytest.mark.parametrize("body", [b'{"output": [{"text": "cut o', b"<html>gateway</html>", b"", b"[" * 10**5])
+def test_body_that_is_no_json_is_told_with_whose_answer_it_was(body: bytes) -> None:
+    answer = ClientResponse(200, (), body, method="POST", url="policy_model/v1/responses")
+    with pytest.raises(json.JSONDecodeError) as raised:  # what environments catch
+        asyncio.run(answer.json())
+    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+        assert isinstance(error, ServerUnreachableError)
+        assert "POST policy_model/v1/responses answered 200 with a body that is no JSON" in str(error)
+    assert raised.value.doc == body.decode()
 
 
 def test_cookies_of_two_answers_are_not_the_same_objects() -> None:
