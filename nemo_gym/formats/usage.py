@@ -4,6 +4,13 @@ from typing import Any, Literal
 
 Usage = dict[str, Any]
 
+_COUNTS = {
+    "responses": ("input_tokens", "output_tokens", "total_tokens"),
+    "chat_completions": ("prompt_tokens", "completion_tokens", "total_tokens"),
+}
+"""What is given, what is generated, and both."""
+_INTS = {int}
+
 _CHAT = {
     "prompt_tokens",
     "completion_tokens",
@@ -52,12 +59,10 @@ def chat_usage(usage: Any) -> Usage:
 
 def filled_usage(usage: Any, api: Literal["responses", "chat_completions"]) -> Any:
     """A usage with all its counts: one that is not there is zero, or the sum of the others."""
-    is_chat = api == "chat_completions"
     if not usage:
-        return chat_usage(None) if is_chat else responses_usage(None)
-    given, generated = ("prompt", "completion") if is_chat else ("input", "output")
-    names = given, generated, total = (f"{given}_tokens", f"{generated}_tokens", "total_tokens")
-    if not isinstance(usage, dict) or all(isinstance(usage.get(name), int) for name in names):
+        return responses_usage(None) if api == "responses" else chat_usage(None)
+    given, generated, total = names = _COUNTS[api]
+    if not isinstance(usage, dict) or {*map(type, map(usage.get, names))} == _INTS:
         return usage
     counts = {name: _count(usage, name) for name in names}
     counts[total] = counts[total] or counts[given] + counts[generated]
