@@ -1,0 +1,46 @@
+"""One prompt, and the conversation that grows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from nemo_rl.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+
+    LLMMessageLogType = list[dict[str, Any]]
+    """`role` and `content` are texts, `token_ids` and `generation_logprobs` tensors, each 1-D."""
+    VLMMessageLogType = list[dict[str, Any]]
+    """The same, with packed media besides."""
+else:
+    torch = lazy("torch")
+
+__all__ = ["DatumSpec", "LLMMessageLogType", "VLMMessageLogType"]
+
+
+class DatumSpec(TypedDict):
+    """One prompt. Other keys are allowed and ignored."""
+
+    message_log: LLMMessageLogType
+    """The conversation so far, already tokenised."""
+    length: int
+    """Tokens of the message log."""
+    extra_env_info: dict[str, Any] | None
+    """Native path: the environment's state. Gym path: the row."""
+    loss_multiplier: float
+    """0 removes the sample from the loss."""
+    idx: int
+    """Becomes the group's `prompt_idx`."""
+    task_name: NotRequired[str]
+    """Native path: which environment."""
+    stop_strings: NotRequired[list[str] | None]
+    """For the first turn."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLMMessageLogType":
+        return list[dict[str, str | torch.Tensor]]
+    if name == "VLMMessageLogType":
+        return list[dict[str, str | torch.Tensor | list[torch.Tensor]]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

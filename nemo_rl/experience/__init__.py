@@ -1,0 +1,1 @@
+"""Rollouts of one prompt: played, counted, retried, audited."""

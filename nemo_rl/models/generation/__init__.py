@@ -1,0 +1,1 @@
+"""Generation: the interface and a backend."""

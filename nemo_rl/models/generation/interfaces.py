@@ -1,0 +1,115 @@
+"""What a generation backend is to a rollout."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    import torch
+
+    from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+
+
+class GenerationConfig(TypedDict):
+    """How is generated; `policy.generation` of a trainer's configuration."""
+
+    backend: str
+    max_new_tokens: int
+    temperature: float
+    """0: the likeliest token."""
+    top_p: float
+    """1: all tokens."""
+    top_k: int | None
+    """None, 0 and -1: all tokens."""
+    stop_token_ids: list[int] | None
+    stop_strings: list[str] | None
+    model_name: NotRequired[str]
+    colocated: NotRequired[dict[str, Any]]
+    port_range_low: NotRequired[int]
+    port_range_high: NotRequired[int]
+    use_async_rollouts: NotRequired[bool]
+    _pad_token_id: NotRequired[int]
+
+
+class GenerationDatumSpec(TypedDict):
+    """What is to be continued."""
+
+    input_ids: torch.Tensor
+    """`[B, T]` int64, padded on the right."""
+    input_lengths: torch.Tensor
+    """`[B]` int32."""
+    stop_strings: NotRequired[list[list[str] | None]]
+    """Of each, besides those of the configuration."""
+    seeds: NotRequired[list[int]]
+    """Of each: the same seed and prompt give the same tokens, where the backend can do that."""
+
+
+class GenerationOutputSpec(TypedDict):
+    """What was generated; matched stop strings and the end-of-sequence token stay in it."""
+
+    output_ids: torch.Tensor
+    """`[B, T']` int64: prompt and generation, padded on the right."""
+    generation_lengths: torch.Tensor
+    """`[B]` int64."""
+    unpadded_sequence_lengths: torch.Tensor
+    """`[B]` int64: prompt and generation."""
+    logprobs: torch.Tensor
+    """`[B, T']` float32; 0 over prompt and padding."""
+    truncated: NotRequired[torch.Tensor]
+    """`[B]` bool: the length limit ended it."""
+    gen_leader_worker_idx: NotRequired[list[Any]]
+    """Who served it: an int, or a list of one."""
+
+
+class AsyncGeneration(Protocol):
+    """All that a native rollout asks of a backend."""
+
+    def generate_async(
+        self, data: BatchedDataDict[GenerationDatumSpec], greedy: bool = False
+    ) -> AsyncGenerator[tuple[int, BatchedDataDict[GenerationOutputSpec]], None]: ...
+
+
+class GenerationInterface(abc.ABC):
+    """A backend as trainers know it."""
+
+    @abc.abstractmethod
+    def init_collective(self, ip: str, port: int, world_size: int, **kwargs: Any) -> list[Any]:
+        """Join the group of processes through which weights come."""
+
+    @abc.abstractmethod
+    def generate(
+        self, data: BatchedDataDict[GenerationDatumSpec], greedy: bool
+    ) -> BatchedDataDict[GenerationOutputSpec]:
+        """Continue a whole batch."""
+
+    @abc.abstractmethod
+    def prepare_for_generation(self, *args: Any, **kwargs: Any) -> bool:
+        """Take what generating needs."""
+
+    @abc.abstractmethod
+    def finish_generation(self, *args: Any, **kwargs: Any) -> bool:
+        """Give it back."""
+
+    def generate_async(
+        self, data: BatchedDataDict[GenerationDatumSpec], greedy: bool = False
+    ) -> AsyncGenerator[tuple[int, BatchedDataDict[GenerationOutputSpec]], None]:
+        """Continue a batch of one; yields `(index, output)`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot generate for asynchronous rollouts")
+
+    def prepare_refit_info(self, state_dict_info: dict[str, Any]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} cannot be refitted")
+
+    def update_weights_via_ipc_zmq(self) -> list[Any]:
+        raise NotImplementedError(f"{type(self).__name__} takes no weights over IPC")
+
+    def update_weights_from_collective(self) -> list[Any]:
+        raise NotImplementedError(f"{type(self).__name__} takes no weights from a collective")
+
+    def invalidate_kv_cache(self) -> bool:
+        """Whether something was cached, and no longer is."""
+        return False
+
+    def get_logger_metrics(self) -> dict[str, Any]:
+        return {}
