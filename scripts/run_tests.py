@@ -1,4 +1,7 @@
-"""`make test`: the tests in two processes, since whole runs mostly wait; what the second says comes last."""
+"""`make test`: the tests in two processes, since whole runs mostly wait; what the second says comes last.
+
+Arguments are handed to both.
+"""
 
 import subprocess
 import sys
@@ -11,7 +14,8 @@ ALL_OTHERS = ("--ignore=tests/e2e",)
 
 
 def start(arguments: Sequence[str], output: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-m", "pytest", *arguments], stdout=output, stderr=output)
+    command = [sys.executable, "-m", "pytest", *arguments, *sys.argv[1:]]
+    return subprocess.Popen(command, stdout=output, stderr=output)
 
 
 def main() -> int:

@@ -59,6 +59,8 @@ class GenerationOutputSpec(TypedDict):
     """`[B, T']` float32; 0 over prompt and padding."""
     truncated: NotRequired[torch.Tensor]
     """`[B]` bool: the length limit ended it."""
+    routed_experts: NotRequired[torch.Tensor]
+    """`[B, T', layers, topk]`: which experts each token went to, of a mixture of experts."""
     gen_leader_worker_idx: NotRequired[list[Any]]
     """Who served it: an int, or a list of one."""
 

@@ -1,0 +1,253 @@
+"""The handle on NeMo Gym: rows in, conversations of tokens out. The only module here that reaches it.
+
+Invariant: when a call ends, however it ends, none of its rows is being played any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_gym.activity import Activity, current_activity
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.http import ServerCallError, ServerUnreachableError
+from nemo_gym.launch import open_servers
+from nemo_gym.rollout_collection import RolloutCollectionHelper
+from nemo_gym.types import (
+    AGENT_REF_KEY_NAME,
+    NG_FAILURE_CLASS_KEY,
+    NG_JUDGE_ERROR_KEY,
+    NG_NO_PERSIST_KEY,
+    NG_TERMINAL_KEY,
+)
+from nemo_rl.environments.gym_results import GymResult, gym_result
+from nemo_rl.experience.failures import GymTransportError, RolloutDataFailure, RolloutFailure
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from nemo_gym.client import ServerClient
+    from nemo_rl.environments.gym_results import Decoder
+
+__all__ = ["NemoGym", "NemoGymBatch"]
+
+Row = dict[str, Any]
+Timing = dict[str, float]
+
+_ROWIDX = "_rowidx"
+_LOAD_WEIGHTS_S = 300.0
+"""For a model server to take new weights: a large file on a slow disk."""
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """How rows are played."""
+
+    max_concurrent_rows: int = 1024
+    """At once, over all calls of one handle. Generous: the model server has a limit of its own."""
+    row_timeout_s: float = 3600.0
+    """One rollout, with its verification."""
+    call_timeout_s: float = 900.0
+    """One call within it, to a model endpoint or a tool."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent_rows", "row_timeout_s", "call_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)}")
+
+
+class _Clock:
+    """What the time of a call went into."""
+
+    def __init__(self) -> None:
+        self.await_s = 0.0
+        self.postprocess_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.await_s += time.perf_counter() - began
+
+    @contextmanager
+    def postprocessing(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.postprocess_s += time.perf_counter() - began
+
+    def metrics(self, prefix: str) -> Timing:
+        total_s = self.await_s + self.postprocess_s
+        return {
+            f"{prefix}/await_results": self.await_s,
+            f"{prefix}/postprocess_results": self.postprocess_s,
+            f"{prefix}/postprocess_results_pct": 100.0 * self.postprocess_s / total_s if total_s else 0.0,
+        }
+
+
+class _GymServers:
+    """The servers of a configuration, hosted in this process, or those that a running `ng_run` looks after.
+
+    Open between `__aenter__` and `__aexit__`, in one event loop.
+    """
+
+    def __init__(
+        self,
+        config_paths: str | Path | Sequence[str | Path] = (),
+        overrides: Mapping[str, Any] | Sequence[str] = (),
+        *,
+        head_server: str | BaseServerConfig | None = None,
+        max_concurrent_rows: int = RowLimits.max_concurrent_rows,
+        row_timeout_s: float = RowLimits.row_timeout_s,
+        call_timeout_s: float = RowLimits.call_timeout_s,
+    ) -> None:
+        if bool(config_paths) == (head_server is not None):
+            raise ValueError(
+                "name either config_paths, to host the servers here, or head_server='host:port' of an ng_run"
+            )
+        self._config_paths = config_paths
+        self._overrides = overrides
+        self._head = _address(head_server) if isinstance(head_server, str) else head_server
+        self._limits = RowLimits(max_concurrent_rows, row_timeout_s, call_timeout_s)
+        self._slots = asyncio.Semaphore(max_concurrent_rows)
+        self._running = AsyncExitStack()
+        self._opened: ServerClient | None = None
+
+    async def __aenter__(self) -> Self:
+        self._opened = await self._running.enter_async_context(self._servers())
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._opened = None
+        await self._running.aclose()
+
+    @asynccontextmanager
+    async def _servers(self) -> AsyncIterator[ServerClient]:
+        if self._head is None:
+            async with open_servers(self._config_paths, self._overrides) as client:
+                yield client
+        else:  # its configuration is fetched, which blocks
+            yield await asyncio.to_thread(RolloutCollectionHelper().setup_server_client, self._head)
+
+    @property
+    def _client(self) -> ServerClient:
+        if self._opened is None:
+            raise RuntimeError(f"the servers are not open; use `async with {type(self).__name__}(…) as gym:`")
+        return self._opened
+
+    async def load_weights(self, model_server_name: str, model_path: str | Path, weight_version: int) -> Any:
+        """Have a model server answer with these weights from now on; gives what it says to that."""
+        body = {"model_path": str(model_path), "weight_version": weight_version}
+        return await self._post(model_server_name, "/load_weights", body, _LOAD_WEIGHTS_S)
+
+    async def _results(
+        self, rows: Sequence[Row], tokenizer: Decoder, clock: _Clock
+    ) -> AsyncGenerator[tuple[int, GymResult], None]:
+        """Every row's number and result, as they are done.
+
+        A row that an outage failed is told after all others, which need not be played again then; any other
+        failure at once.
+        """
+        tasks = {asyncio.create_task(self._play(row)): row[_ROWIDX] for row in rows}
+        pending, outage = set(tasks), None
+        try:
+            while pending:
+                with clock.waiting():
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=lambda task: (task.exception() is not None, tasks[task])):
+                    if isinstance(error := task.exception(), GymTransportError):
+                        outage = outage or error
+                        continue
+                    with clock.postprocessing():
+                        result = _converted(task.result(), tasks[task], tokenizer)
+                    yield tasks[task], result
+            if outage is not None:
+                raise outage
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _play(self, row: Row) -> Any:
+        agent = row[AGENT_REF_KEY_NAME]["name"]
+        async with self._slots:
+            current_activity.set(Activity(f"row {row[_ROWIDX]}", self._limits.call_timeout_s))
+            answer = await self._post(agent, "/run", row, self._limits.row_timeout_s)
+        _refuse_filed(answer, agent)
+        return answer
+
+    async def _post(self, server: str, path: str, body: Any, longest_s: float) -> Any:
+        try:
+            response = await self._client.post(server, path, json=body, timeout=longest_s)
+            response.raise_for_status()
+            return await response.json()
+        except ServerCallError as error:
+            raise _failure_of(error) from error
+        except ServerUnreachableError as error:
+            raise GymTransportError(str(error)) from error
+
+
+class NemoGym(_GymServers):
+    """Gives results as they come in."""
+
+    async def run_rollouts(
+        self, rows: Sequence[Row], tokenizer: Decoder, timer_prefix: str
+    ) -> AsyncGenerator[tuple[int, GymResult, Timing | None], None]:
+        """Play the rows; gives `(_rowidx, result, None)`, and with the last of them how long it all took."""
+        clock, left = _Clock(), len(rows)
+        async with aclosing(self._results(rows, tokenizer, clock)) as results:
+            async for rowidx, result in results:
+                left -= 1
+                yield rowidx, result, None if left else clock.metrics(timer_prefix)
+
+
+class NemoGymBatch(_GymServers):
+    """Gives all results at once."""
+
+    async def run_rollouts(
+        self, rows: Sequence[Row], tokenizer: Decoder, timer_prefix: str
+    ) -> tuple[list[GymResult], Timing]:
+        """Play the rows; gives the results in their order, and how long it took."""
+        clock = _Clock()
+        async with aclosing(self._results(rows, tokenizer, clock)) as results:
+            by_row = {rowidx: result async for rowidx, result in results}
+        return [by_row[row[_ROWIDX]] for row in rows], clock.metrics(timer_prefix)
+
+
+def _address(text: str) -> BaseServerConfig:
+    host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"head_server is 'host:port', not {text!r}")
+    return BaseServerConfig(host=host, port=int(port))
+
+
+def _converted(answer: Any, rowidx: int, tokenizer: Decoder) -> GymResult:
+    try:
+        return gym_result(answer, tokenizer)
+    except Exception as error:
+        error.add_note(f"in the answer to row {rowidx}")
+        raise
+
+
+def _failure_of(error: ServerCallError) -> RolloutFailure:
+    """An answer with an error status, as one text. Whoever failed first has said of which kind it was.
+
+    Servers of somebody else say no more than their status.
+    """
+    is_infra = error.kind == "infrastructure" or error.origin_status in (408, 429)
+    return GymTransportError(str(error)) if is_infra else RolloutDataFailure(str(error))
+
+
+def _refuse_filed(answer: Any, agent: str) -> None:
+    """A rollout that its agent or verifier files as failed has a reward, which means nothing."""
+    keys = (NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY)
+    if not isinstance(answer, dict) or not any(answer.get(key) for key in keys):
+        return
+    failure_class = str(answer.get(NG_FAILURE_CLASS_KEY) or "data")
+    why = answer.get(NG_JUDGE_ERROR_KEY) or "no reason given"
+    text = f"{agent} filed this rollout as {failure_class!r}: {why}"
+    raise GymTransportError(text) if failure_class == "infrastructure" else RolloutDataFailure(text)

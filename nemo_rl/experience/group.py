@@ -1,0 +1,89 @@
+"""The members of a group, played at the same time: what one's failure means for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from nemo_rl.experience.failures import FailureClass, classify_rollout_failure
+
+if TYPE_CHECKING:
+    from nemo_rl.experience.interfaces import GroupIntegrity
+    from nemo_rl.experience.retry import RolloutRetryPolicy
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Played(Generic[T]):
+    """Who succeeded, and who did not, by generation index."""
+
+    results: dict[int, T]
+    failures: dict[int, Exception]
+
+
+async def all_or_nothing(plays: Sequence[Awaitable[T]]) -> list[T]:
+    """In order; when one fails, the others are cancelled and awaited before it is told."""
+    tasks = [asyncio.ensure_future(play) for play in plays]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def play_members(
+    play: Callable[[int], Awaitable[T]],
+    count: int,
+    integrity: GroupIntegrity,
+    retry_policy: RolloutRetryPolicy,
+    *,
+    prompt_idx: int,
+    sleep: Sleep = asyncio.sleep,
+) -> Played[T]:
+    """Play members 0 … count−1 under these rules; raises where the group is not to be."""
+
+    async def member(index: int) -> T:
+        for failures in range(1, integrity.member_attempts):
+            try:
+                return await play(index)
+            except Exception as error:  # the boundary of a try: what may be tried again is, all else goes up
+                if classify_rollout_failure(error) is not FailureClass.INFRA:
+                    raise
+                logger.warning("prompt_idx=%s traj_idx=%s is tried again: %s", prompt_idx, index, error)
+            await sleep(retry_policy.backoff_s(failures))
+        return await play(index)
+
+    async def outcome(index: int) -> T | Exception:
+        try:
+            return await member(index)
+        except Exception as error:  # the boundary of a member: a failed one is data
+            logger.warning("prompt_idx=%s traj_idx=%s failed: %s", prompt_idx, index, error)
+            return error
+
+    if integrity.on_member_failure == "drop":
+        results = await all_or_nothing([member(index) for index in range(count)])
+        return Played(dict(enumerate(results)), {})
+    outcomes = await all_or_nothing([outcome(index) for index in range(count)])
+    played: Played[T] = Played({}, {})
+    for index, result in enumerate(outcomes):
+        if isinstance(result, Exception):
+            played.failures[index] = result
+        else:
+            played.results[index] = result
+    if played.failures and len(played.results) < min(integrity.min_members, count):
+        raise next(iter(played.failures.values()))
+    return played
+
+
+def described(failure: BaseException) -> str:
+    """A failure in a record."""
+    return f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,55 @@
+"""Numbers of a prompt group on the Gym path, plain data like those of `metrics`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemo_rl.experience.message_log import length_of
+from nemo_rl.experience.metrics import pct, rate, stats
+
+if TYPE_CHECKING:
+    from nemo_rl.data.interfaces import LLMMessageLogType
+    from nemo_rl.experience.interfaces import Completion
+
+
+def gym_metrics(completions: Sequence[Completion], agent_name: str) -> dict[str, Any]:
+    """Of those who succeeded; placeholders count nowhere."""
+    members = [completion for completion in completions if completion.failure is None]
+    n, logs = len(members), [member.message_log for member in members]
+    turns = [sum(message["role"] == "user" for message in log) for log in logs]  # one before each model call
+    generated = [_generated(log) for log in logs]
+    lengths = [length_of(log) for log in logs]
+    longest = [max(tokens, default=0) for tokens in generated]
+    metrics = stats([member.reward for member in members], n, "total_reward")
+    metrics |= stats(turns, n, "turns_per_sample")
+    metrics |= {f"turns_per_sample/p{p}": pct(turns, p) for p in (95, 99)}
+    metrics |= stats(lengths, n, "total_tokens_per_sample")
+    metrics |= stats(lengths, n, "sequence_tokens_per_sample")  # what both paths mean the same by
+    metrics |= stats([sum(tokens) for tokens in generated], n, "gen_tokens_per_sample")
+    metrics |= stats(longest, n, "max_gen_tokens_per_turn")
+    metrics["max_gen_tokens_per_turn/p95"] = pct(longest, 95)
+    metrics["truncation_rate"] = rate([member.truncated for member in members], n)
+    metrics["natural_termination_rate"] = 1 - metrics["truncation_rate"]
+    metrics["mean_gen_tokens_per_sample"] = metrics["gen_tokens_per_sample/mean"]
+    return metrics | agent_metrics([member.env_extras or {} for member in members], agent_name)
+
+
+def agent_metrics(full_results: Sequence[dict[str, Any]], agent_name: str) -> dict[str, Any]:
+    """Of what the environment says itself: every number that the first answer has, and all answers whole."""
+    metrics: dict[str, Any] = {}
+    for key in full_results[0] if full_results else ():
+        given = [full_result[key] for full_result in full_results if key in full_result]
+        values = [float(value) for value in given if isinstance(value, bool | int | float)]
+        if values:
+            metrics |= stats(values, len(full_results), f"{agent_name}/{key}")
+            metrics[f"{agent_name}/{key}/count"] = len(values)
+    rows = [[json.dumps(full_result, separators=(",", ":"), default=str)] for full_result in full_results]
+    metrics[f"{agent_name}/full_result"] = {"columns": ["Full result"], "data": rows}
+    return metrics
+
+
+def _generated(message_log: LLMMessageLogType) -> list[int]:
+    """Tokens of each model call."""
+    return [len(message["token_ids"]) for message in message_log if message["role"] == "assistant"]

@@ -1,0 +1,276 @@
+"""Rollouts through Gym: an agent plays each row to its end, what the policy read and sampled comes back.
+
+Invariants: the caller's sample is not changed; the object keeps no state between calls, so that groups may
+run at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nemo_rl.experience.failures import RolloutDataFailure
+from nemo_rl.experience.group import Played, Sleep, described, play_members
+from nemo_rl.experience.gym_dispatch import ROWIDX, Row, RowDispatch, merged_timings
+from nemo_rl.experience.gym_metrics import gym_metrics
+from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
+from nemo_rl.experience.message_log import as_logprobs, as_token_ids, length_of
+from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
+from nemo_rl.utils.timer import Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedTokenizerBase
+
+    from nemo_rl.data.interfaces import DatumSpec
+    from nemo_rl.models.generation.interfaces import GenerationConfig
+
+TASK_NAME = "nemo_gym"
+TIMER_PREFIX = "timing/rollout"
+NO_PROMPT = -1
+"""In the log, where rows are played that are no prompt's."""
+_NOT_FOR_GYM = ("stop_strings", "stop_token_ids", "top_k")
+"""Settings of generation that rows have no place for."""
+_MOST_OFF = 1e-6
+"""Between a reward and the sum of its components: rounding."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    completion: Completion
+    timing: Mapping[str, float]
+
+
+class AsyncNemoGymRolloutImpl:
+    """Plays the completions of one prompt through `run_rollouts` of `task_to_env["nemo_gym"]`."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        task_to_env: dict[str, Any],
+        num_generations_per_prompt: int,
+        max_seq_len: int,
+        generation_config: GenerationConfig,
+        max_rollout_turns: int | None = None,
+        *,
+        mask_env_flagged_samples: bool = True,
+        timeouts: RolloutTimeouts | None = None,
+        retry_policy: RolloutRetryPolicy | None = None,
+        stats: RolloutStats | None = None,
+        integrity: GroupIntegrity | None = None,
+        seed: int | None = None,
+        sleep: Sleep = asyncio.sleep,
+        **kwargs: Any,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.task_to_env = task_to_env
+        self.num_generations_per_prompt = num_generations_per_prompt
+        self.max_seq_len = max_seq_len
+        self.generation_config = generation_config
+        self.max_rollout_turns = max_rollout_turns
+        self._mask_env_flagged_samples = mask_env_flagged_samples
+        self._timeouts = timeouts or RolloutTimeouts()
+        self._retry_policy = retry_policy or RolloutRetryPolicy.single_attempt()
+        self._stats = stats if stats is not None else RolloutStats()
+        self._integrity = integrity or GroupIntegrity()
+        self._seed = seed
+        self._sleep = sleep
+        self._validate_init_params()
+
+    def _validate_init_params(self) -> None:
+        """Refuse settings that would be passed over: an agent decides on its turns, a row on its sampling."""
+        config: Mapping[str, object] = self.generation_config
+        for key in _NOT_FOR_GYM:
+            if config[key]:
+                raise AssertionError(
+                    f"generation_config[{key!r}] does nothing on the Gym path; leave it None: {config[key]!r}"
+                )
+        if self.max_rollout_turns is not None:
+            raise AssertionError(
+                "max_rollout_turns does nothing on the Gym path; leave it None and set the agent's own "
+                f"limit (max_steps), not {self.max_rollout_turns}"
+            )
+
+    async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
+        """Run num_generations_per_prompt rollouts for one prompt."""
+        prompt_idx = input_sample["idx"]
+        timer, failures = Timer(), dict[int, Exception]()
+        timer.start(f"{TIMER_PREFIX}/total")
+        inputs = self._build_inputs(input_sample)
+        try:
+            completions, metrics = await self._run_rollouts(
+                inputs, timer, TIMER_PREFIX, prompt_idx=prompt_idx, failures=failures
+            )
+        except Exception as error:
+            error.add_note(f"in the group of prompt_idx={prompt_idx}")
+            raise
+        timer.stop(f"{TIMER_PREFIX}/total")
+        return PromptGroupRecord(
+            prompt_idx=prompt_idx,
+            prompt=completions[0].message_log[:1],
+            extra_env_info=input_sample["extra_env_info"],
+            metadata={"task_name": TASK_NAME},
+            completions=completions,
+            rollout_metrics=metrics | timer.get_timing_metrics("sum"),
+            integrity=self._integrity,
+            failures={index: described(failure) for index, failure in failures.items()},
+        )
+
+    def _build_inputs(self, input_sample: DatumSpec) -> list[Row]:
+        """A row for each completion, with the sampling of the configuration."""
+        template: Any = _copied(input_sample["extra_env_info"])
+        params, config = template["responses_create_params"], self.generation_config
+        limits = (params.get("max_output_tokens"), config["max_new_tokens"])
+        params["temperature"] = config["temperature"]
+        params["top_p"] = config["top_p"]
+        params["max_output_tokens"] = min(limit for limit in limits if limit is not None)
+        rows = []
+        for traj_idx in range(self.num_generations_per_prompt):
+            row = _copied(template)
+            row[ROWIDX] = traj_idx
+            if self._seed is not None:
+                seed = row_seed(self._seed, input_sample["idx"], traj_idx)
+                row["responses_create_params"]["seed"] = seed
+            rows.append(row)
+        return rows
+
+    async def _run_rollouts(
+        self,
+        inputs: list[Row],
+        timer: Timer,
+        timer_prefix: str,
+        *,
+        prompt_idx: int = NO_PROMPT,
+        failures: dict[int, Exception] | None = None,
+    ) -> tuple[list[Completion], dict[str, Any]]:
+        """Play the rows; gives the members in order and their numbers, puts who failed into `failures`."""
+        agent_name = inputs[0]["agent_ref"]["name"]
+        with timer.time(f"{timer_prefix}/run_rollouts"):
+            if self._integrity.on_member_failure == "drop":
+                completions, timing = await self._play_together(inputs, timer_prefix)
+                failed: dict[int, Exception] = {}
+            else:
+                played = await self._play_apart(inputs, timer_prefix, prompt_idx)
+                completions, failed = self._members(played), played.failures
+                timing = merged_timings([one.timing for one in played.results.values()], timer_prefix)
+        with timer.time(f"{timer_prefix}/compute_metrics"):
+            metrics = self._compute_rollout_metrics(completions, agent_name)
+        if failed:
+            metrics["failed_members"] = len(failed)
+        if failures is not None:
+            failures |= failed
+        return completions, metrics | timing
+
+    async def _play_together(
+        self, inputs: list[Row], timer_prefix: str
+    ) -> tuple[list[Completion], dict[str, float]]:
+        """In one dispatch: the failure of a row is the failure of the group."""
+        async with within(self._timeouts.rollout_s, "a Gym group"):
+            delivered = await self._dispatch().play(inputs, timer_prefix)
+        return [self._member(delivered.results[row[ROWIDX]], row[ROWIDX]) for row in inputs], delivered.timing
+
+    async def _play_apart(self, inputs: list[Row], timer_prefix: str, prompt_idx: int) -> Played[_Member]:
+        """Each row in a dispatch of its own, at the same time: the failure of one is its own."""
+        dispatch = self._dispatch()
+
+        async def play(index: int) -> _Member:
+            async with within(self._timeouts.rollout_s, f"row {index} of a Gym group"):
+                delivered = await dispatch.play([inputs[index]], timer_prefix)
+            return _Member(self._member(delivered.results[index], index), delivered.timing)
+
+        once = replace(self._integrity, member_attempts=1)  # a row's own tries are the dispatch's
+        return await play_members(play, len(inputs), once, self._retry_policy, prompt_idx=prompt_idx)
+
+    def _dispatch(self) -> RowDispatch:
+        if TASK_NAME not in self.task_to_env:
+            known = ", ".join(map(repr, self.task_to_env)) or "none"
+            raise ValueError(f"no environment for task {TASK_NAME!r}; there are {known}")
+        attempts = max(self._retry_policy.max_gym_row_attempts, self._integrity.member_attempts)
+        handle = self.task_to_env[TASK_NAME]
+        return RowDispatch(handle, self.tokenizer, self._retry_policy, attempts, self._stats, self._sleep)
+
+    def _members(self, played: Played[_Member]) -> list[Completion]:
+        """Those who succeeded, and where failures are masked, placeholders for those who did not."""
+        members = {index: member.completion for index, member in played.results.items()}
+        if self._integrity.on_member_failure == "mask":
+            prompt = next(iter(members.values())).message_log[:1]
+            for index, failure in played.failures.items():
+                log = [dict(message) for message in prompt]
+                why = described(failure)
+                members[index] = Completion(log, None, False, 0.0, generation_index=index, failure=why)
+        return [members[index] for index in sorted(members)]
+
+    def _member(self, result: Any, index: int) -> Completion:
+        completion = self._result_to_completion(result)
+        completion.generation_index = index
+        return completion
+
+    def _result_to_completion(self, result: Any) -> Completion:
+        """A handle's result; tensors that are as they should be are not copied."""
+        if not isinstance(result, dict):
+            raise AssertionError(f"the Gym handle gave a result of type {type(result).__name__}, not a dict")
+        full_result = result["full_result"]
+        message_log = [_typed(message) for message in result["message_log"]]
+        reward = _checked_reward(full_result)
+        if not self._mask_env_flagged_samples:
+            _remove_flags(full_result)
+        tokens = length_of(message_log)
+        return Completion(
+            message_log=message_log,
+            env_extras=full_result,
+            truncated=tokens == self.max_seq_len,
+            reward=reward,
+            overflow_tokens=max(0, tokens - self.max_seq_len),
+        )
+
+    def _compute_rollout_metrics(self, completions: list[Completion], agent_name: str) -> dict[str, Any]:
+        """Aggregate metrics over all completions that succeeded."""
+        return gym_metrics(completions, agent_name)
+
+
+def row_seed(seed: int, prompt_idx: int, traj_idx: int) -> int:
+    """The same for the same row of the same run; different rows get different ones, but for chance."""
+    text = f"{seed}:{prompt_idx}:{traj_idx}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) % 2**31
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy; of plain data, which rows are, several times quicker than `copy.deepcopy`."""
+    if type(value) is dict:
+        return {key: _copied(inner) for key, inner in value.items()}
+    if type(value) is list:
+        return [_copied(inner) for inner in value]
+    return value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
+
+
+def _typed(message: dict[str, Any]) -> dict[str, Any]:
+    typed = {**message, "token_ids": as_token_ids(message["token_ids"])}
+    if message["role"] == "assistant" and "generation_logprobs" in message:
+        typed["generation_logprobs"] = as_logprobs(message["generation_logprobs"])
+    return typed
+
+
+def _checked_reward(full_result: dict[str, Any]) -> float:
+    reward = float(full_result["reward"])
+    if not math.isfinite(reward):
+        raise RolloutDataFailure(f"the environment gave a reward of {reward}, of which there is no baseline")
+    components = full_result.get("reward_components")
+    if isinstance(components, dict):
+        numbers = [value for value in components.values() if isinstance(value, bool | int | float)]
+        total = math.fsum(numbers)
+        if len(numbers) < len(components) or not abs(total - reward) <= _MOST_OFF:
+            raise RolloutDataFailure(
+                f"reward_components {components} do not add up to the reward {reward:g}; mend the verifier"
+            )
+    return reward
+
+
+def _remove_flags(full_result: dict[str, Any]) -> None:
+    full_result.pop("mask_sample", None)
+    if isinstance(full_result.get("instance_config"), dict):
+        full_result["instance_config"].pop("mask_sample", None)

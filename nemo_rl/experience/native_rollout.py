@@ -1,0 +1,342 @@
+"""Native rollouts: the policy is asked turn by turn, the environment answers, both as tokens.
+
+Invariants: generated tokens are never cut or tokenised again; the caller's sample is not changed; the object
+keeps no state between calls, so that groups may run at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+from nemo_rl.environments.dispatch import EnvironmentDispatch
+from nemo_rl.experience.failures import (
+    FailureClass,
+    GenerationUnavailable,
+    RolloutDataFailure,
+    RolloutFailure,
+    classify_rollout_failure,
+)
+from nemo_rl.experience.group import Played, Sleep, described, play_members
+from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
+from nemo_rl.experience.message_log import as_token_ids, copied, flat_token_ids
+from nemo_rl.experience.metrics import native_metrics
+from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts, within
+from nemo_rl.lazy import lazy
+from nemo_rl.utils.timer import Timer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from nemo_rl.data.interfaces import DatumSpec, LLMMessageLogType
+    from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
+    from nemo_rl.models.generation.interfaces import AsyncGeneration
+else:
+    torch = lazy("torch")
+
+logger = logging.getLogger(__name__)
+
+NO_TURN_LIMIT = 999999
+TIMER_PREFIX = "timing/rollout"
+_IDLE_TURNS = 2
+"""Turns in a row that add no token, after which a rollout would go on so for ever."""
+
+SampleMetrics = dict[str, Any]
+
+
+@dataclass
+class _Trajectory:
+    """One rollout while it is played."""
+
+    message_log: LLMMessageLogType
+    env_state: dict[str, Any] | None
+    stop_strings: list[str] | None
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    turn_count: int = 0
+    idle_turns: int = 0
+    env_tokens: int = 0
+    overflow_tokens: int = 0
+    final_metadata: dict[str, Any] | None = None
+    turn_gen_tokens: list[int] = field(default_factory=list)
+    turn_input_tokens: list[int] = field(default_factory=list)
+    per_worker_token_counts: dict[int, int] = field(default_factory=dict)
+
+    def add_turn(self, message: dict[str, Any], input_length: int, told: dict[str, Any]) -> None:
+        """What the policy said."""
+        generated = message["token_ids"].numel()
+        self.message_log.append(message)
+        self.turn_gen_tokens.append(generated)
+        self.turn_input_tokens.append(input_length)
+        self.truncated = self.truncated or bool(told.get("_response_truncated", False))
+        worker = told.get("gen_leader_worker_idx")
+        if worker is not None:
+            counts = self.per_worker_token_counts
+            counts[worker] = counts.get(worker, 0) + generated
+
+    def add_observation(self, observation: dict[str, str], token_ids: torch.Tensor, max_seq_len: int) -> None:
+        """What the environment said, as far as there is room for it."""
+        room = max_seq_len - self.turn_input_tokens[-1] - self.turn_gen_tokens[-1]
+        observed = token_ids.numel()
+        if observed >= room:  # an exact fit counts as truncation, although nothing is cut
+            kept = max(0, room)
+            self.overflow_tokens += max(0, observed - kept)
+            token_ids, observed, self.truncated = token_ids[:kept], min(observed, kept), True
+        self.env_tokens += observed
+        self.message_log.append({**observation, "token_ids": token_ids})
+        is_idle = not self.turn_gen_tokens[-1] and not observed
+        self.idle_turns = self.idle_turns + 1 if is_idle else 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.terminated or self.truncated
+
+    def completion(self, traj_idx: int) -> Completion:
+        return Completion(
+            message_log=self.message_log,
+            env_extras=self.env_state,
+            truncated=self.truncated,
+            reward=self.reward,
+            overflow_tokens=self.overflow_tokens,
+            final_metadata=self.final_metadata,
+            generation_index=traj_idx,
+        )
+
+    def metrics(self, max_rollout_turns: int) -> SampleMetrics:
+        generated = sum(self.turn_gen_tokens)
+        return {
+            "turn_count": self.turn_count,
+            "total_tokens": generated + self.env_tokens,
+            "assistant_tokens": generated,
+            "env_tokens": self.env_tokens,
+            "terminated": self.terminated,
+            "max_turns_reached": self.turn_count == max_rollout_turns,
+            "turn_gen_tokens": self.turn_gen_tokens,
+            "turn_input_tokens": self.turn_input_tokens,
+            "turn_total_tokens": [
+                given + new for given, new in zip(self.turn_input_tokens, self.turn_gen_tokens, strict=True)
+            ],
+            "per_worker_token_counts": self.per_worker_token_counts,
+        }
+
+
+class AsyncRolloutImpl:
+    """Plays the completions of one prompt at the same time, through `generate_async` of a backend."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        task_to_env: dict[str, EnvironmentInterface[Any]],
+        num_generations_per_prompt: int,
+        max_seq_len: int,
+        policy_generation: AsyncGeneration,
+        max_rollout_turns: int = NO_TURN_LIMIT,
+        *,
+        timeouts: RolloutTimeouts | None = None,
+        integrity: GroupIntegrity | None = None,
+        retry_policy: RolloutRetryPolicy | None = None,
+        seed: int | None = None,
+        env_concurrency: int = 1,
+        sleep: Sleep = asyncio.sleep,
+        **kwargs: Any,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.task_to_env = task_to_env
+        self.num_generations_per_prompt = num_generations_per_prompt
+        self.max_seq_len = max_seq_len
+        self.policy_generation = policy_generation
+        self.max_rollout_turns = max_rollout_turns
+        self._timeouts = timeouts or RolloutTimeouts()
+        self._integrity = integrity or GroupIntegrity()
+        self._retry_policy = retry_policy or RolloutRetryPolicy.single_attempt()
+        self._seed = seed
+        self._sleep = sleep
+        self._environments = EnvironmentDispatch(task_to_env, env_concurrency)
+
+    async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
+        """Run num_generations_per_prompt rollouts for one prompt."""
+        task_name, prompt_idx = input_sample["task_name"], input_sample["idx"]
+        timer = Timer()
+        timer.start(f"{TIMER_PREFIX}/total")
+        with timer.time(f"{TIMER_PREFIX}/run_rollouts"):
+            async with within(self._timeouts.rollout_s, f"the group of prompt_idx={prompt_idx}"):
+                played = await play_members(
+                    lambda traj_idx: self._run_single_rollout(input_sample, traj_idx),
+                    self.num_generations_per_prompt,
+                    self._integrity,
+                    self._retry_policy,
+                    prompt_idx=prompt_idx,
+                    sleep=self._sleep,
+                )
+        with timer.time(f"{TIMER_PREFIX}/aggregate_metrics"):
+            metrics = self._aggregate_rollout_metrics(
+                [completion for completion, _ in played.results.values()],
+                [sample for _, sample in played.results.values()],
+            )
+        timer.stop(f"{TIMER_PREFIX}/total")
+        if played.failures:
+            metrics["failed_members"] = len(played.failures)
+        return PromptGroupRecord(
+            prompt_idx=prompt_idx,
+            prompt=input_sample["message_log"],
+            extra_env_info=input_sample["extra_env_info"],
+            metadata={"task_name": task_name},
+            completions=self._members(input_sample, played),
+            rollout_metrics=metrics | timer.get_timing_metrics("sum"),
+            integrity=self._integrity,
+            failures={index: described(failure) for index, failure in played.failures.items()},
+        )
+
+    def _members(
+        self, input_sample: DatumSpec, played: Played[tuple[Completion, SampleMetrics]]
+    ) -> list[Completion]:
+        """Those who succeeded, and where failures are masked, placeholders for those who did not."""
+        members = {index: completion for index, (completion, _) in played.results.items()}
+        if self._integrity.on_member_failure == "mask":
+            for index, failure in played.failures.items():
+                log = copied(input_sample["message_log"])
+                members[index] = Completion(
+                    log, None, False, 0.0, generation_index=index, failure=described(failure)
+                )
+        return [members[index] for index in sorted(members)]
+
+    async def _run_single_rollout(
+        self, input_sample: DatumSpec, traj_idx: int
+    ) -> tuple[Completion, SampleMetrics]:
+        """Run one multi-turn rollout for a single generation index."""
+        trajectory = _Trajectory(
+            message_log=copied(input_sample["message_log"]),
+            env_state=copy.deepcopy(input_sample["extra_env_info"]),
+            stop_strings=input_sample.get("stop_strings"),
+        )
+        who = f"prompt_idx={input_sample['idx']} traj_idx={traj_idx}"
+        while trajectory.turn_count < self.max_rollout_turns and not trajectory.is_over:
+            trajectory.turn_count += 1
+            seed = self._turn_seed(input_sample["idx"], traj_idx, trajectory.turn_count)
+            await self._generate_turn(trajectory, seed, who)
+            await self._step_environment(trajectory, input_sample["task_name"], who)
+            if trajectory.idle_turns >= _IDLE_TURNS:
+                raise RolloutDataFailure(
+                    f"{who}: {_IDLE_TURNS} turns in a row added no token, neither the policy's nor the "
+                    "environment's; it would go on so for ever"
+                )
+        return trajectory.completion(traj_idx), trajectory.metrics(self.max_rollout_turns)
+
+    async def _generate_turn(self, trajectory: _Trajectory, seed: int | None, who: str) -> None:
+        try:
+            async with within(self._timeouts.generation_s, f"{who}: a turn's generation"):
+                message, input_lengths, told = await self._generate_response(
+                    trajectory.message_log, trajectory.stop_strings, seed=seed
+                )
+        except Exception as error:  # the boundary to the backend: told as what it means for the rollout
+            raise _generation_failure(error, who) from error
+        trajectory.add_turn(message, int(input_lengths[0]), told)
+
+    async def _generate_response(
+        self, message_log: LLMMessageLogType, stop_strings: list[str] | None, *, seed: int | None = None
+    ) -> tuple[dict[str, Any], torch.Tensor, dict[str, Any]]:
+        """Generate one turn; gives the assistant's message, the input's length and what the backend told."""
+        input_ids = flat_token_ids(message_log)
+        input_length = input_ids.numel()
+        input_lengths = torch.tensor([input_length], dtype=torch.int32)
+        data: BatchedDataDict[Any] = BatchedDataDict(
+            input_ids=input_ids.unsqueeze(0), input_lengths=input_lengths, stop_strings=[stop_strings]
+        )
+        if seed is not None:
+            data["seeds"] = [seed]
+        output: Any = None
+        async for _, latest in self.policy_generation.generate_async(data):
+            output = latest
+        if output is None:
+            raise GenerationUnavailable("the backend gave no output")
+        end = int(output["unpadded_sequence_lengths"][0])
+        token_ids = output["output_ids"][0, input_length:end].clone()  # not the whole sequence kept with it
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True),
+            "token_ids": token_ids,
+        }
+        if "logprobs" in output:
+            message["generation_logprobs"] = output["logprobs"][0, input_length:end].clone()
+        else:
+            _warn_untrainable()
+        if "routed_experts" in output:  # [tokens, layers, topk], for learners that route as the sampler did
+            message["routed_experts"] = output["routed_experts"][0, input_length:end].clone()
+        return message, input_lengths, _told_by(output)
+
+    async def _step_environment(self, trajectory: _Trajectory, task_name: str, who: str) -> None:
+        async with within(self._timeouts.env_s, f"{who}: a step of the environment"):
+            step = await self._environments.step(
+                [task_name], [trajectory.message_log], [trajectory.env_state]
+            )
+        if not isinstance(step.rewards, torch.Tensor):
+            raise AssertionError(
+                f"the environment of task {task_name!r} gave rewards of type {type(step.rewards).__name__}; "
+                "rollouts here take one reward, a tensor [B]"
+            )
+        trajectory.reward += float(step.rewards[0])
+        trajectory.terminated = bool(step.terminateds[0])
+        trajectory.final_metadata = step.metadata[0]
+        observation = step.observations[0]
+        token_ids = self._tokenized(observation["content"])
+        shown = {"role": observation["role"], "content": observation["content"]}
+        trajectory.add_observation(shown, token_ids, self.max_seq_len)
+        _carry_on(trajectory, step)
+
+    def _tokenized(self, text: str) -> torch.Tensor:
+        """Raw text: no template, no special tokens."""
+        encoded: Any = self.tokenizer(text, add_special_tokens=False)
+        ids = encoded["input_ids"] if isinstance(encoded, dict) else encoded.input_ids
+        return as_token_ids(ids)
+
+    def _turn_seed(self, prompt_idx: int, traj_idx: int, turn: int) -> int | None:
+        """The same for the same turn of the same run, different for every other."""
+        if self._seed is None:
+            return None
+        text = f"{self._seed}:{prompt_idx}:{traj_idx}:{turn}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
+
+    def _aggregate_rollout_metrics(
+        self, completions: list[Completion], all_sample_metrics: list[SampleMetrics]
+    ) -> dict[str, Any]:
+        """Aggregate per-sample metrics across all completions."""
+        return native_metrics(completions, all_sample_metrics)
+
+
+def _carry_on(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:
+    """What the next turn needs of a step; where there is none, the state stays as it was."""
+    if trajectory.is_over:
+        return
+    stops = step.next_stop_strings[0] if step.next_stop_strings is not None else None
+    if stops is not None:
+        trajectory.stop_strings = stops
+    if step.metadata[0] is not None:
+        trajectory.env_state = step.metadata[0]
+
+
+def _told_by(output: BatchedDataDict[Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if "gen_leader_worker_idx" in output:
+        worker = output["gen_leader_worker_idx"][0]
+        told["gen_leader_worker_idx"] = int(worker[0] if isinstance(worker, list) else worker)
+    if "truncated" in output:
+        told["_response_truncated"] = output["truncated"][0]
+    return told
+
+
+def _generation_failure(error: Exception, who: str) -> RolloutFailure:
+    text = f"{who}: generation failed: {type(error).__name__}: {error}"
+    if classify_rollout_failure(error) is FailureClass.INFRA:
+        return GenerationUnavailable(text)
+    return RolloutDataFailure(text)
+
+
+def _warn_untrainable() -> None:
+    logger.warning("the backend gives no log-probabilities: nothing that it generates can be trained on")

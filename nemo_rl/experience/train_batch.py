@@ -1,0 +1,133 @@
+"""Groups as one padded batch, in the names of the rollout manager's published interface.
+
+Invariant: `token_mask` is 1 exactly at the tokens that were sampled in the rollout, and `generation_logprobs`
+has the sampler's log-probability at each of these and 0 everywhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+from nemo_rl.experience.integrity import mask_reason
+from nemo_rl.experience.message_log import flat_logprobs, flat_token_ids, is_sampled, token_loss_mask
+from nemo_rl.lazy import lazy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from nemo_rl.experience.interfaces import PromptGroupRecord
+else:
+    torch = lazy("torch")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """A completion as its tokens, prompt included; all three are equally long."""
+
+    token_ids: torch.Tensor
+    mask: torch.Tensor
+    """int64: 1 where sampled."""
+    logprobs: torch.Tensor
+    """float32: the sampler's, 0 where not sampled."""
+
+
+def record_to_train_batch(
+    record: PromptGroupRecord, pad_value_dict: Mapping[str, int] | None = None
+) -> BatchedDataDict[Any]:
+    """A row for each completion, in order; tokens are padded on the right.
+
+    The padding token stands under `token_ids` or `input_ids` in `pad_value_dict`; else it is 0.
+    """
+    return records_to_train_batch([record], pad_value_dict)
+
+
+def records_to_train_batch(
+    records: Sequence[PromptGroupRecord], pad_value_dict: Mapping[str, int] | None = None
+) -> BatchedDataDict[Any]:
+    """The groups one after the other, padded to the longest sequence of all."""
+    refuse_none(records)
+    warn_of_untrainable(records)
+    pad = _pad_token_id(pad_value_dict or {})
+    pads = {"input_ids": pad, "prompt_ids_for_adv": pad}
+    return BatchedDataDict.from_batches([_batch(record, pad) for record in records], pads)
+
+
+def _batch(record: PromptGroupRecord, pad: int) -> BatchedDataDict[Any]:
+    completions = record.completions
+    sequences = token_sequences(record)
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    weights = [0.0 if mask_reason(completion) else 1.0 for completion in completions]
+    return BatchedDataDict(
+        input_ids=padded([sequence.token_ids for sequence in sequences], pad),
+        input_lengths=torch.tensor(lengths, dtype=torch.int32),
+        generation_logprobs=padded([sequence.logprobs for sequence in sequences], 0.0),
+        token_mask=padded([sequence.mask for sequence in sequences], 0),
+        sample_mask=torch.tensor(weights, dtype=torch.float32),
+        prompt_ids_for_adv=flat_token_ids(record.prompt).repeat(len(completions), 1),
+        total_reward=torch.tensor([completion.reward for completion in completions], dtype=torch.float32),
+    )
+
+
+def token_sequences(record: PromptGroupRecord) -> list[TokenSequence]:
+    """Of each member, in order; ValueError where a log-probability is missing or one too many."""
+    sequences = []
+    for position, completion in enumerate(record.completions):
+        log = completion.message_log
+        sequence = TokenSequence(flat_token_ids(log), token_loss_mask(log), flat_logprobs(log))
+        if len(sequence.logprobs) != len(sequence.token_ids):
+            raise ValueError(
+                f"prompt_idx={record.prompt_idx} completion {position}: a sampled message has not as many "
+                "generation_logprobs as token_ids; the backend must give one for each token it sampled"
+            )
+        sequences.append(sequence)
+    return sequences
+
+
+def padded(
+    rows: Sequence[torch.Tensor],
+    value: float,
+    side: Literal["left", "right"] = "right",
+    *,
+    min_width: int = 0,
+) -> torch.Tensor:
+    """`[N, T]` of N rows, as wide as the longest."""
+    joined = torch.nn.utils.rnn.pad_sequence(
+        list(rows), batch_first=True, padding_value=value, padding_side=side
+    )
+    missing = max(0, min_width - joined.shape[1])
+    added = (missing, 0) if side == "left" else (0, missing)
+    return torch.nn.functional.pad(joined, added, value=value)
+
+
+def refuse_none(records: Sequence[PromptGroupRecord]) -> None:
+    if not records or not all(record.completions for record in records):
+        raise ValueError("a batch needs one group at least, and each group a completion")
+
+
+def warn_of_untrainable(records: Sequence[PromptGroupRecord]) -> None:
+    """One line for all groups of which nothing was sampled with its log-probabilities."""
+    untrainable = [record.prompt_idx for record in records if not _has_sampled(record)]
+    if untrainable:
+        logger.warning(
+            "nothing of %d of %d groups can be trained on: no message has generation_logprobs, the backend "
+            "gives none (prompt_idx %s)",
+            len(untrainable),
+            len(records),
+            ", ".join(map(str, untrainable[:10])) + (", …" if len(untrainable) > 10 else ""),
+        )
+
+
+def _has_sampled(record: PromptGroupRecord) -> bool:
+    logs = (completion.message_log for completion in record.completions)
+    return any(is_sampled(message) for log in logs for message in log)
+
+
+def _pad_token_id(pad_value_dict: Mapping[str, int]) -> int:
+    return int(pad_value_dict.get("token_ids", pad_value_dict.get("input_ids", 0)))

@@ -1,0 +1,22 @@
+"""Metrics of groups as W&B shows them: histograms and tables made of the plain data they are here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nemo_gym.extras import load_extra
+
+
+def as_wandb(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """`wandb.log(as_wandb(record.rollout_metrics))`."""
+    wandb = load_extra("wandb", "wandb", "as_wandb")
+
+    def shown(value: Any) -> Any:
+        match value:
+            case {"values": list(values), **rest} if not rest:
+                return wandb.Histogram(values)
+            case {"columns": list(columns), "data": list(data), **rest} if not rest:
+                return wandb.Table(columns=columns, data=data)
+            case _:
+                return value
+
+    return {key: shown(value) for key, value in metrics.items()}

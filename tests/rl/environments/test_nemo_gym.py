@@ -1,0 +1,350 @@
+"""The handle on NeMo Gym, with an agent that does what its rows say, hosted here."""
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_gym.config_types import BaseServerConfig, ConfigError
+from nemo_gym.errors import HeadServerUnreachableError
+from nemo_rl.environments.nemo_gym import NemoGym, NemoGymBatch
+from nemo_rl.experience.failures import (
+    FailureClass,
+    GymTransportError,
+    RolloutDataFailure,
+    classify_rollout_failure,
+)
+from tests.support.commands import free_port
+from tests.support.components import write_files
+from tests.support.toy_tokenizer import ToyTokenizer
+
+pytestmark = pytest.mark.torch
+
+APP = """
+import asyncio
+import json
+from pathlib import Path
+
+from fastapi import HTTPException, Request, Response
+
+from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
+
+playing = 0
+
+
+def note(what):
+    with Path("notes").open("a") as file:
+        file.write(what + "\\n")
+
+
+class Agent(SimpleResponsesAPIAgent):
+    config: BaseResponsesAPIAgentConfig
+
+    def setup_webserver(self):
+        app = super().setup_webserver()
+        app.post("/load_weights")(self.load_weights)
+        return app
+
+    async def load_weights(self, body: dict) -> dict:
+        return {"loaded": body}
+
+    async def run(self, request: Request) -> Response:
+        global playing
+        row = json.loads(await request.body())
+        playing += 1
+        note(f"began {row['_rowidx']} of {playing}")
+        try:
+            await asyncio.sleep(row.get("takes_s", 0))
+        except asyncio.CancelledError:
+            note(f"cancelled {row['_rowidx']}")
+            raise
+        finally:
+            playing -= 1
+        if "raises" in row:
+            raise RuntimeError(row["raises"])
+        if "status" in row:
+            raise HTTPException(row["status"], "scripted")
+        if "body" in row:
+            return Response(row["body"], media_type="application/json")
+        tokens = {"prompt_token_ids": [5], "generation_token_ids": [row["_rowidx"] + 20, 2]}
+        item = {"type": "message", "content": [], "generation_log_probs": [-0.5, -0.25], **tokens}
+        fields = {"reward": 1.0, "response": {"output": [item]}}
+        return Response(json.dumps(row | fields | row.get("says", {})), media_type="application/json")
+"""
+CONFIG = "playing: {responses_api_agents: {playing: {entrypoint: app.py}}}\n"
+CONFIG_PATH = "responses_api_agents/playing/configs/playing.yaml"
+Gym = NemoGym | NemoGymBatch
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody's own folder with the agent in it."""
+    files = {"app.py": APP, "configs/playing.yaml": CONFIG}
+    write_files(tmp_path / "responses_api_agents" / "playing", files)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def notes() -> list[str]:
+    return Path("notes").read_text().splitlines() if Path("notes").exists() else []
+
+
+def row(rowidx: int, **script: Any) -> dict[str, Any]:
+    params = {"input": "5"}
+    return {
+        "_rowidx": rowidx,
+        "agent_ref": {"name": "playing"},
+        "responses_create_params": params,
+        **script,
+    }
+
+
+async def streamed(gym: NemoGym, *rows: dict[str, Any]) -> list[Any]:
+    return [given async for given in gym.run_rollouts(list(rows), ToyTokenizer(), "t")]
+
+
+def with_gym(use: Callable[[NemoGym], Awaitable[Any]], **options: Any) -> Any:
+    async def run() -> Any:
+        async with NemoGym([CONFIG_PATH], **options) as gym:
+            return await use(gym)
+
+    return asyncio.run(run())
+
+
+def test_results_come_as_rows_are_done_and_the_last_one_tells_the_time() -> None:
+    async def use(gym: NemoGym) -> None:
+        slow, quick, middle = row(0, takes_s=0.2), row(1), row(2, takes_s=0.1)
+        given = await streamed(gym, slow, quick, middle)
+        assert [rowidx for rowidx, _, _ in given] == [1, 2, 0]
+        assert [timing for _, _, timing in given[:2]] == [None, None]
+        for rowidx, result, _ in given:
+            assert result["message_log"][1]["token_ids"].tolist() == [rowidx + 20, 2]
+            assert result["full_result"]["response"]["output"][0]["generation_str"] == f"{rowidx + 20} 2"
+        timing = given[-1][2]
+        names = ("await_results", "postprocess_results", "postprocess_results_pct")
+        wait, work, share = (timing[f"t/{name}"] for name in names)
+        assert len(timing) == 3
+        assert 0.15 < wait < 5
+        assert share == pytest.approx(100 * work / (wait + work))
+
+    with_gym(use)
+
+
+def test_batch_gives_results_in_row_order_with_the_time() -> None:
+    async def use() -> None:
+        async with NemoGymBatch([CONFIG_PATH]) as gym:
+            rows = [row(3, takes_s=0.05), row(1)]
+            results, timing = await gym.run_rollouts(rows, ToyTokenizer(), "t")
+            assert [result["full_result"]["_rowidx"] for result in results] == [3, 1]
+            assert timing.keys() == {
+                "t/await_results",
+                "t/postprocess_results",
+                "t/postprocess_results_pct",
+            }
+            assert await gym.run_rollouts([], ToyTokenizer(), "t") == (
+                [],
+                dict.fromkeys(timing, 0.0),
+            )
+
+    asyncio.run(use())
+
+
+def test_agent_gets_the_row_as_it_is_and_the_row_stays_so() -> None:
+    async def use(gym: NemoGym) -> None:
+        given = row(4, expected="4")
+        before = json.dumps(given)
+        ((_, result, _),) = await streamed(gym, given)
+        answer = result["full_result"]
+        assert json.dumps(given) == before
+        assert {key: answer[key] for key in given} == given
+        assert answer.keys() - given.keys() == {"reward", "response"}
+
+    with_gym(use)
+
+
+def failure(**script: Any) -> Exception:
+    async def use(gym: NemoGym) -> Exception:
+        with pytest.raises(Exception) as caught:
+            await streamed(gym, row(0, **script))
+        return caught.value
+
+    error: Exception = with_gym(use)
+    return error
+
+
+def as_one_text(error: Exception) -> bool:
+    """It goes to another process and is the same there."""
+    again = pickle.loads(pickle.dumps(error))
+    return type(again) is type(error) and again.args == error.args == (str(error),)
+
+
+@pytest.mark.parametrize("status", [503, 502, 429, 408])
+def test_status_that_may_pass_is_an_outage_as_one_text(status: int) -> None:
+    error = failure(status=status)
+    assert type(error) is GymTransportError
+    assert f"POST playing/run: {status}" in str(error)
+    assert as_one_text(error)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_refusal_is_a_failure_of_the_data_as_one_text(status: int) -> None:
+    error = failure(status=status)
+    assert type(error) is RolloutDataFailure
+    assert as_one_text(error)
+    assert classify_rollout_failure(error) is FailureClass.DATA
+
+
+def test_bug_of_an_environment_is_told_as_one_and_not_as_an_outage() -> None:
+    error = failure(raises="a bug")
+    assert type(error) is RolloutDataFailure
+    assert "a bug" in str(error)
+
+
+def test_answer_that_is_no_json_is_an_outage() -> None:
+    error = failure(body="<html>")
+    assert type(error) is GymTransportError
+    assert as_one_text(error)
+
+
+def test_answer_that_is_no_object_is_refused_and_its_row_named() -> None:
+    error = failure(body="[1]")
+    assert type(error) is AssertionError
+    assert error.__notes__ == ["in the answer to row 0"]
+
+
+def test_row_that_takes_too_long_is_an_outage() -> None:
+    async def use(gym: NemoGym) -> None:
+        with pytest.raises(GymTransportError, match=r"no answer to POST /run in 0\.05 s"):
+            await streamed(gym, row(0, takes_s=10))
+
+    with_gym(use, row_timeout_s=0.05)
+
+
+def test_rollout_that_its_judge_could_not_score_has_no_reward() -> None:
+    says = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "no verdict"}
+    error = failure(says=says)
+    assert type(error) is RolloutDataFailure
+    assert str(error) == "playing filed this rollout as 'judge_failed': no verdict"
+    assert type(failure(says={"_ng_failure_class": "infrastructure"})) is GymTransportError
+
+
+def test_agent_that_nobody_serves_is_named_with_those_there_are() -> None:
+    async def use(gym: NemoGym) -> None:
+        with pytest.raises(ConfigError, match=r"'absent'; there are: playing"):
+            await streamed(gym, row(0, agent_ref={"name": "absent"}))
+        with pytest.raises(KeyError, match="agent_ref"):
+            await streamed(gym, {"_rowidx": 0})
+
+    with_gym(use)
+
+
+@pytest.mark.parametrize(
+    ("status", "takes_s", "failure", "expected"),
+    [(400, 100, RolloutDataFailure, [2]), (503, 0.3, GymTransportError, [2, 0])],
+)
+def test_a_refused_row_ends_the_others_and_an_outage_lets_them_finish(
+    status: int, takes_s: float, failure: type[Exception], expected: list[int]
+) -> None:
+    async def use(gym: NemoGym) -> None:
+        rows = [row(0, takes_s=takes_s), row(1, takes_s=0.1, status=status), row(2)]
+        seen = []
+        with pytest.raises(failure):
+            async for rowidx, _, _ in gym.run_rollouts(rows, ToyTokenizer(), "t"):
+                seen.append(rowidx)
+        assert seen == expected
+        assert (notes()[-1] == "cancelled 0") == (0 not in expected)
+
+    with_gym(use)
+
+
+def test_stream_that_is_closed_early_leaves_no_row_playing() -> None:
+    async def use(gym: NemoGym) -> None:
+        rows = [row(0, takes_s=100), row(1), row(2, takes_s=100)]
+        async with aclosing(gym.run_rollouts(rows, ToyTokenizer(), "t")) as stream:
+            async for rowidx, _, _ in stream:
+                assert rowidx == 1
+                break
+        assert sorted(notes()[-2:]) == ["cancelled 0", "cancelled 2"]
+
+    with_gym(use)
+
+
+def test_cancelled_batch_leaves_no_row_playing() -> None:
+    async def use() -> None:
+        async with NemoGymBatch([CONFIG_PATH]) as gym:
+            rows = [row(0, takes_s=100), row(1, takes_s=100)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await gym.run_rollouts(rows, ToyTokenizer(), "t")
+            assert sorted(notes()[-2:]) == ["cancelled 0", "cancelled 1"]
+
+    asyncio.run(use())
+
+
+def test_no_more_rows_are_played_at_once_than_allowed_over_all_calls() -> None:
+    async def use(gym: NemoGym) -> None:
+        calls = [streamed(gym, *(row(rowidx, takes_s=0.01) for rowidx in range(5))) for _ in range(3)]
+        await asyncio.gather(*calls)
+        at_once = [int(line.rpartition(" ")[2]) for line in notes()]
+        assert (len(at_once), max(at_once)) == (15, 2)
+
+    with_gym(use, max_concurrent_rows=2)
+
+
+def test_new_weights_go_to_the_model_server_with_their_version() -> None:
+    async def use(gym: NemoGym) -> None:
+        answer = await gym.load_weights("playing", Path("weights.gguf"), 3)
+        assert answer == {"loaded": {"model_path": "weights.gguf", "weight_version": 3}}
+
+    with_gym(use)
+
+
+@asynccontextmanager
+async def opened_twice() -> AsyncIterator[NemoGym]:
+    gym = NemoGym([CONFIG_PATH])
+    async with gym:
+        pass
+    async with gym:
+        yield gym
+
+
+def test_handle_can_be_opened_again_and_says_when_it_is_not_open() -> None:
+    async def use() -> None:
+        async with opened_twice() as gym:
+            assert len(await streamed(gym, row(0))) == 1
+        with pytest.raises(RuntimeError, match=r"async with NemoGym"):
+            await streamed(gym, row(0))
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"config_paths": ["x.yaml"], "head_server": "127.0.0.1:1"},
+        {"head_server": "nowhere"},
+        {"config_paths": ["x.yaml"], "max_concurrent_rows": 0},
+    ],
+)
+def test_handle_that_cannot_work_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"config_paths|host:port|max_concurrent_rows"):
+        NemoGym(**arguments)
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_head_server_that_is_not_there_is_named(as_text: bool) -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}" if as_text else BaseServerConfig(host="127.0.0.1", port=port)
+
+    async def use() -> None:
+        async with NemoGym(head_server=address):
+            pass
+
+    with pytest.raises(HeadServerUnreachableError, match=str(port)):
+        asyncio.run(use())

@@ -1,0 +1,94 @@
+"""Infrastructure or data: what may be tried again."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from nemo_rl.experience import failures
+from nemo_rl.experience.failures import (
+    FailureClass,
+    GenerationUnavailable,
+    RolloutDataFailure,
+    RolloutFailure,
+    RolloutInfraFailure,
+    RolloutRedispatchExhausted,
+    RolloutStall,
+    classify_rollout_failure,
+)
+
+INFRA, DATA = FailureClass.INFRA, FailureClass.DATA
+
+
+class HttpError(Exception):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__("http")
+        self.__dict__.update(attributes)
+
+
+def caused(error: Exception, *causes: Exception) -> Exception:
+    link = error
+    for cause in causes:
+        link.__cause__ = cause
+        link = cause
+    return error
+
+
+class ActorDiedError(type("RayActorError", (Exception,), {})):  # type: ignore[misc]  # as Ray has it
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TimeoutError(), INFRA),
+        (ConnectionResetError(), INFRA),
+        (GenerationUnavailable("x"), INFRA),
+        (RolloutDataFailure("x"), DATA),
+        (ValueError("x"), DATA),
+        (caused(ValueError("x"), ConnectionResetError()), INFRA),
+        (caused(RolloutDataFailure("x"), ConnectionResetError()), DATA),
+        (caused(RuntimeError("x"), RolloutDataFailure("y"), ConnectionResetError()), DATA),
+        (HttpError(status=503), INFRA),
+        (HttpError(status_code=500), INFRA),
+        (HttpError(status=408), INFRA),
+        (HttpError(status=429), INFRA),
+        (HttpError(status=400), DATA),
+        (HttpError(status_code=404), DATA),
+        (HttpError(response=SimpleNamespace(status_code=502)), INFRA),
+        (HttpError(response=SimpleNamespace(status_code=422)), DATA),
+        (caused(RuntimeError("x"), HttpError(status=503)), INFRA),
+        (aiohttp.ServerDisconnectedError(), INFRA),
+        (aiohttp.ClientPayloadError(), INFRA),
+        (ActorDiedError(), INFRA),
+    ],
+    ids=repr,
+)
+def test_b4_a_failure_is_infrastructure_or_data(error: Exception, expected: FailureClass) -> None:
+    assert classify_rollout_failure(error) is expected
+
+
+@pytest.mark.parametrize(("links", "expected"), [(8, INFRA), (9, DATA)])
+def test_causes_are_followed_for_eight_links(links: int, expected: FailureClass) -> None:
+    chain = [RuntimeError(str(n)) for n in range(links - 1)]
+    assert classify_rollout_failure(caused(RuntimeError("x"), *chain, ConnectionError())) is expected
+
+
+def test_a_circle_of_causes_ends() -> None:
+    error = RuntimeError("x")
+    error.__cause__ = error
+    assert classify_rollout_failure(error) is DATA
+
+
+def test_the_tree_of_failures_is_the_published_one_and_pickles() -> None:
+    infra = ("RolloutTimeout", "GenerationUnavailable", "NoHealthyShards", "GymTransportError")
+    for name in (*infra, "RolloutInfraFailure", "RolloutDataFailure", "RolloutFailure"):
+        cls = getattr(failures, name)
+        assert issubclass(cls, RolloutFailure)
+        assert issubclass(cls, RolloutInfraFailure) == (name in (*infra, "RolloutInfraFailure"))
+        again = pickle.loads(pickle.dumps(cls("what, where")))
+        assert type(again) is cls and str(again) == "what, where"
+    for terminal in (RolloutRedispatchExhausted, RolloutStall):
+        assert issubclass(terminal, RuntimeError) and not issubclass(terminal, RolloutFailure)

@@ -1,0 +1,76 @@
+"""Numbers of groups on the Gym path."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_rl.experience.gym_metrics import gym_metrics
+from nemo_rl.experience.interfaces import Completion
+
+pytestmark = pytest.mark.torch
+
+
+def completion(env_extras: Any, *turns: tuple[int, int], **fields: Any) -> Completion:
+    """With this many tokens read and sampled in each turn."""
+    log: list[dict[str, Any]] = []
+    for read, sampled in turns or ((2, 1),):
+        log.append({"role": "user", "content": "", "token_ids": torch.ones(read, dtype=torch.int64)})
+        log.append({"role": "assistant", "content": "", "token_ids": torch.ones(sampled, dtype=torch.int64)})
+    settings: dict[str, Any] = {"truncated": False, "reward": 0.0, **fields}
+    return Completion(log, env_extras, **settings)
+
+
+def test_numbers_of_the_environment_are_those_that_the_first_answer_has() -> None:
+    first = {"reward": 1, "solved": True, "steps": 4, "note": "x"}
+    metrics = gym_metrics([completion(first), completion({"reward": 0, "solved": False, "extra": 9})], "calc")
+    assert metrics["calc/solved/mean"] == 0.5
+    assert (metrics["calc/steps/mean"], metrics["calc/steps/median"]) == (2.0, 4.0)
+    assert math.isnan(metrics["calc/steps/stddev"])
+    assert (metrics["calc/reward/count"], metrics["calc/steps/count"]) == (2, 1)
+    assert not [key for key in metrics if key.startswith(("calc/note", "calc/extra"))]
+
+
+def test_whole_answers_are_a_table_of_compact_json() -> None:
+    first = {"reward": 1, "solved": True, "steps": 4, "note": "x"}
+    table = gym_metrics([completion(first), completion({"reward": 0})], "calc")["calc/full_result"]
+    assert table == {
+        "columns": ["Full result"],
+        "data": [['{"reward":1,"solved":true,"steps":4,"note":"x"}'], ['{"reward":0}']],
+    }
+
+
+def test_tokens_and_turns_are_counted_by_message() -> None:
+    members = [completion({}, (3, 2), (1, 5)), completion({}, (3, 4), truncated=True)]
+    metrics = gym_metrics(members, "calc")
+    assert metrics["turns_per_sample/histogram"] == {"values": [2, 1]}
+    assert metrics["total_tokens_per_sample/histogram"] == {"values": [11, 7]}
+    assert metrics["gen_tokens_per_sample/histogram"] == {"values": [7, 4]}
+    assert metrics["max_gen_tokens_per_turn/histogram"] == {"values": [5, 4]}
+    assert (metrics["max_gen_tokens_per_turn/stddev"], metrics["max_gen_tokens_per_turn/p95"]) == (
+        pytest.approx(math.sqrt(0.5)),
+        5.0,
+    )
+    assert (metrics["turns_per_sample/p95"], metrics["turns_per_sample/p99"]) == (2.0, 2.0)
+    assert (metrics["truncation_rate"], metrics["natural_termination_rate"]) == (0.5, 0.5)
+
+
+def test_keys_of_the_native_path_alone_are_absent() -> None:
+    metrics = gym_metrics([completion({})], "calc")
+    native = ("total_turns", "env_tokens_per_sample", "max_turns_reached_rate", "per_worker", "histogram/")
+    assert not [key for key in metrics if key.startswith(native)]
+
+
+def test_members_that_failed_count_nowhere() -> None:
+    failed = completion(None, (2, 0), reward=0.0, failure="GymTransportError: gone")
+    metrics = gym_metrics([failed, completion({"reward": 1}, reward=1.0)], "calc")
+    assert metrics["total_reward/mean"] == metrics["calc/reward/mean"] == 1.0
+    assert metrics["turns_per_sample/histogram"] == {"values": [1]}
+    assert len(metrics["calc/full_result"]["data"]) == 1
+
+
+def test_metrics_are_plain_data() -> None:
+    metrics = gym_metrics([completion({"reward": 1, "odd": float("inf")})], "calc")
+    assert json.loads(json.dumps(metrics)).keys() == metrics.keys()

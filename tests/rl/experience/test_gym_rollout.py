@@ -1,0 +1,402 @@
+"""Groups through a Gym handle: rows, order, completions, the record."""
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_rl.environments.gym_results import gym_result
+from nemo_rl.experience.failures import GymTransportError, RolloutDataFailure, RolloutTimeout
+from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl, row_seed
+from nemo_rl.experience.integrity import is_flagged
+from nemo_rl.experience.message_log import flat_token_ids, token_loss_mask
+from nemo_rl.experience.retry import RolloutTimeouts
+from nemo_rl.experience.rollout_manager import RolloutManager
+from tests.support.gym_handles import (
+    CONFIG,
+    Batch,
+    Handle,
+    Row,
+    Scripted,
+    Streaming,
+    implementation,
+    play_group,
+    result,
+    sample,
+    well,
+)
+from tests.support.toy_tokenizer import ToyTokenizer
+
+pytestmark = pytest.mark.torch
+
+FORMS = pytest.mark.parametrize("form", [Streaming, Batch])
+
+
+def rows_of(row_params: dict[str, Any], **fields: Any) -> tuple[Any, list[Row]]:
+    prompt = sample(**fields)
+    prompt["extra_env_info"]["responses_create_params"] |= row_params
+    return prompt, implementation(Handle())._build_inputs(prompt)
+
+
+def test_rows_get_the_sampling_of_the_configuration_and_the_prompt_keeps_its_own() -> None:
+    prompt, rows = rows_of({"temperature": 0.1, "max_output_tokens": 64}, expected="4")
+    assert [row["_rowidx"] for row in rows] == [0, 1]
+    for row in rows:
+        params = row["responses_create_params"]
+        assert (params["temperature"], params["top_p"], params["max_output_tokens"]) == (0.7, 0.9, 32)
+        assert (row["expected"], params["input"]) == ("4", [{"role": "user", "content": "11 12"}])
+        assert "seed" not in params
+    assert prompt["extra_env_info"]["responses_create_params"]["temperature"] == 0.1
+    assert "_rowidx" not in prompt["extra_env_info"]
+
+
+@pytest.mark.parametrize(("given_limit", "expected"), [({"max_output_tokens": 16}, 16), ({}, 32)])
+def test_shorter_limit_of_the_row_stays(given_limit: dict[str, int], expected: int) -> None:
+    rows = rows_of(given_limit)[1]
+    assert [row["responses_create_params"]["max_output_tokens"] for row in rows] == [expected] * 2
+
+
+def test_rows_share_nothing() -> None:
+    prompt, rows = rows_of({})
+    rows[0]["responses_create_params"]["input"].append("more")
+    assert len(rows[1]["responses_create_params"]["input"]) == 1
+    assert len(prompt["extra_env_info"]["responses_create_params"]["input"]) == 1
+
+
+def test_rows_of_a_seeded_run_have_seeds_that_are_always_the_same() -> None:
+    def seeds(seed: int, idx: int) -> list[int]:
+        rows = implementation(Handle(), seed=seed)._build_inputs(sample(idx))
+        return [row["responses_create_params"]["seed"] for row in rows]
+
+    assert seeds(3, 7) == seeds(3, 7) == [row_seed(3, 7, 0), row_seed(3, 7, 1)]
+    assert len({*seeds(3, 7), *seeds(3, 8), *seeds(4, 7)}) == 6
+    assert all(0 <= seed < 2**31 for seed in seeds(3, 7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"top_k": -1}, "top_k"),
+        ({"stop_strings": ["x"]}, "stop_strings"),
+        ({"stop_token_ids": [2], "top_k": 5}, "stop_token_ids"),
+    ],
+)
+def test_sampling_that_rows_cannot_say_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(AssertionError, match=named):
+        implementation(Handle(), generation_config={**CONFIG, **changes})
+
+
+def test_turn_limit_is_refused_even_one_turn() -> None:
+    with pytest.raises(AssertionError, match="max_rollout_turns"):
+        implementation(Handle(), max_rollout_turns=1)
+
+
+def test_sampling_that_is_off_is_accepted_and_an_absent_setting_is_not() -> None:
+    implementation(Handle(), generation_config={**CONFIG, "top_k": 0, "stop_token_ids": []})
+    without = {key: value for key, value in CONFIG.items() if key != "top_k"}
+    with pytest.raises(KeyError, match="top_k"):
+        implementation(Handle(), generation_config=without)
+
+
+@FORMS
+def test_record_holds_the_completions_in_row_order(form: type[Handle]) -> None:
+    done = [asyncio.Event() for _ in range(4)]
+    done[3].set()
+
+    async def last_first(row: Row) -> dict[str, Any]:
+        await done[row["_rowidx"]].wait()
+        done[row["_rowidx"] - 1].set()
+        return await well(row)
+
+    async def play() -> Any:
+        return await implementation(form(last_first), 3).run_rollout(sample())
+
+    done[2].set()
+    record = asyncio.run(play())
+    assert [completion.reward for completion in record.completions] == [0.0, 1.0, 2.0]
+    assert [completion.generation_index for completion in record.completions] == [0, 1, 2]
+    assert record.prompt_idx == 7
+    assert record.metadata == {"task_name": "nemo_gym"}
+    assert record.rollout_metrics["timing/rollout/await_results"] == 0.25
+
+
+def test_record_shows_the_prompt_that_the_policy_read() -> None:
+    prompt = sample()
+    record = asyncio.run(implementation(Streaming()).run_rollout(prompt))
+    assert [message["token_ids"].tolist() for message in record.prompt] == [[11, 12]]
+    assert record.prompt is not record.completions[0].message_log
+    assert record.extra_env_info is prompt["extra_env_info"]
+    assert (record.failures, record.integrity.on_member_failure) == ({}, "drop")
+
+
+def test_sample_of_the_caller_is_not_changed() -> None:
+    prompt = sample(expected="4")
+    before = copy.deepcopy(prompt["extra_env_info"])
+    asyncio.run(implementation(Streaming(), seed=1).run_rollout(prompt))
+    assert prompt["extra_env_info"] == before
+    assert len(prompt["message_log"]) == 1
+
+
+def test_groups_played_at_the_same_time_do_not_mix() -> None:
+    async def echo(row: Row) -> dict[str, Any]:
+        await asyncio.sleep(0.001 * (row["number"] % 3))
+        return result(reward=row["number"])
+
+    async def play() -> list[Any]:
+        impl = implementation(Streaming(echo), 2)
+        return await asyncio.gather(*(impl.run_rollout(sample(idx, number=idx)) for idx in range(20)))
+
+    for idx, record in enumerate(asyncio.run(play())):
+        assert record.prompt_idx == idx
+        assert [completion.reward for completion in record.completions] == [idx, idx]
+
+
+def test_repeated_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="row 0 twice"):
+        play_group(Scripted(([0, 0], None)))
+
+
+@pytest.mark.parametrize("rowidx", [2, -1, "1", None, True, 1.0])
+def test_row_that_was_not_sent_is_refused(rowidx: Any) -> None:
+    with pytest.raises(ValueError, match=r"not among rows 0, 1"):
+        play_group(Scripted(([0, rowidx], None)))
+
+
+def test_rows_that_never_came_are_named() -> None:
+    with pytest.raises(GymTransportError, match="without rows 1, 2") as caught:
+        play_group(Scripted(([0], None)), 3)
+    assert isinstance(caught.value, RuntimeError)
+    assert caught.value.__notes__ == ["in the group of prompt_idx=7"]
+
+
+class OfAnotherLength(Handle):
+    """A coroutine that gives so many results."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+        return [result()] * self.count, {}
+
+
+def test_batch_with_too_few_or_too_many_results_is_refused() -> None:
+    with pytest.raises(GymTransportError, match="without rows 1"):
+        play_group(OfAnotherLength(1))
+    with pytest.raises(ValueError, match="3 results for 2 rows"):
+        play_group(OfAnotherLength(3))
+
+
+class Reference:
+    """What Ray gives in place of a value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(0).__await__()
+        return self.value
+
+
+class RemoteStream:
+    """A Ray actor's method that is a generator."""
+
+    class run_rollouts:
+        @staticmethod
+        async def remote(rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+            for row in reversed(rows):
+                yield Reference((row["_rowidx"], await well(row), None))
+
+
+class RemoteBatch:
+    """A Ray actor's method that gives all at once."""
+
+    class run_rollouts:
+        @staticmethod
+        def remote(rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+            return Reference(([result(reward=row["_rowidx"]) for row in rows], {}))
+
+
+@pytest.mark.parametrize("handle", [RemoteStream(), RemoteBatch()])
+def test_handle_may_be_an_actor_whose_values_are_references(handle: Any) -> None:
+    record = play_group(handle)
+    assert [completion.reward for completion in record.completions] == [0.0, 1.0]
+
+
+def test_without_a_gym_the_known_environments_are_named() -> None:
+    tokenizer: Any = ToyTokenizer()
+    impl = AsyncNemoGymRolloutImpl(tokenizer, {"math": object()}, 2, 16, CONFIG)
+    with pytest.raises(ValueError, match=r"'nemo_gym'; there are 'math'"):
+        asyncio.run(impl.run_rollout(sample()))
+
+
+@pytest.mark.parametrize("missing", ["idx", "agent_ref"])
+def test_prompt_without_what_is_needed_is_refused_before_anything_is_played(missing: str) -> None:
+    prompt, handle = sample(), Streaming()
+    prompt.pop(missing, None)
+    prompt["extra_env_info"].pop(missing, None)
+    with pytest.raises(KeyError, match=missing):
+        asyncio.run(implementation(handle).run_rollout(prompt))
+    assert not handle.dispatches
+
+
+def played_answer(max_seq_len: int) -> Any:
+    """Two turns, six tokens."""
+    tokens = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+    items = [
+        {"type": "function_call", **dict(zip(tokens, ([5, 6], [7, 9], [-0.1, -0.2]), strict=True))},
+        {"type": "message", **dict(zip(tokens, ([5, 6, 7, 9, 8], [4], [-0.3]), strict=True))},
+    ]
+    answer = {"responses_create_params": {"input": []}, "response": {"output": items}, "reward": 1}
+    return play_group(
+        Batch(lambda row: asyncio.sleep(0, gym_result(answer, ToyTokenizer()))), max_seq_len=max_seq_len
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "truncated", "overflow_tokens"), [(6, True, 0), (7, False, 0), (5, False, 1)]
+)
+def test_sequence_that_fills_the_context_exactly_counts_as_truncated(
+    max_seq_len: int, truncated: bool, overflow_tokens: int
+) -> None:
+    completion = played_answer(max_seq_len).completions[0]
+    assert (completion.truncated, completion.overflow_tokens) == (truncated, overflow_tokens)
+
+
+def test_turns_and_tokens_are_those_of_all_model_calls() -> None:
+    record = played_answer(16)
+    assert [message["token_ids"].tolist() for message in record.prompt] == [[5, 6]]
+    metrics = record.rollout_metrics
+    assert metrics["turns_per_sample/mean"] == 2
+    assert metrics["gen_tokens_per_sample/mean"] == metrics["mean_gen_tokens_per_sample"] == 3
+    assert metrics["total_tokens_per_sample/mean"] == metrics["sequence_tokens_per_sample/mean"] == 6
+    assert token_loss_mask(record.completions[0].message_log).tolist() == [0, 0, 1, 1, 0, 1]
+
+
+def test_result_may_hold_lists_and_tensors_of_any_type() -> None:
+    log = [
+        {"role": "user", "content": "", "token_ids": [11, 12]},
+        {"role": "assistant", "content": "", "token_ids": torch.tensor([21.0]), "generation_logprobs": [-1]},
+        {"role": "user", "content": "", "token_ids": []},
+    ]
+    raw = {"message_log": log, "full_result": {"reward": 1}}
+    completion = implementation(Handle())._result_to_completion(raw)
+    assert [message["token_ids"].dtype for message in completion.message_log] == [torch.int64] * 3
+    assert completion.message_log[1]["generation_logprobs"].dtype == torch.float32
+    assert isinstance(completion.reward, float)
+    assert completion.env_extras is raw["full_result"]
+    assert log[0]["token_ids"] == [11, 12]
+
+
+def test_tensors_that_are_right_are_not_copied() -> None:
+    raw = result()
+    completion = implementation(Handle())._result_to_completion(raw)
+    again = implementation(Handle())._result_to_completion({**raw, "message_log": completion.message_log})
+    for before, after in zip(raw["message_log"], again.message_log, strict=True):
+        assert before["token_ids"].data_ptr() == after["token_ids"].data_ptr()
+
+
+def test_answer_without_reward_is_a_key_error_and_one_without_value_a_failure() -> None:
+    impl = implementation(Handle())
+    without = result()
+    del without["full_result"]["reward"]
+    with pytest.raises(KeyError, match="reward"):
+        impl._result_to_completion(without)
+    with pytest.raises(RolloutDataFailure, match="reward of nan"):
+        impl._result_to_completion(result(reward=float("nan")))
+
+
+@pytest.mark.parametrize(
+    "components", [{"a": 0.25, "b": 0.75}, {"a": True}, {"a": 0.1, "b": 0.9000001}, None]
+)
+def test_reward_is_the_sum_of_its_components(components: Any) -> None:
+    completion = implementation(Handle())._result_to_completion(result(1.0, reward_components=components))
+    assert completion.reward == 1.0
+
+
+@pytest.mark.parametrize("components", [{"a": 0.25}, {}, {"a": 1.0, "b": "0"}, {"a": float("nan")}])
+def test_components_that_do_not_add_up_are_a_failure(components: Any) -> None:
+    with pytest.raises(RolloutDataFailure, match="do not add up"):
+        implementation(Handle())._result_to_completion(result(1.0, reward_components=components))
+
+
+FLAGGED = {"mask_sample": True, "instance_config": {"mask_sample": True, "repo": "x"}}
+
+
+def test_flags_of_the_environment_stay_where_they_are_honoured() -> None:
+    completion = implementation(Handle())._result_to_completion(result(**copy.deepcopy(FLAGGED)))
+    assert is_flagged(completion.env_extras)
+
+
+def test_flags_that_are_not_honoured_are_taken_out_and_nothing_else() -> None:
+    raw = result(**copy.deepcopy(FLAGGED))
+    completion = implementation(Handle(), mask_env_flagged_samples=False)._result_to_completion(raw)
+    assert completion.env_extras == {"reward": 1.0, "instance_config": {"repo": "x"}}
+    assert completion.env_extras is raw["full_result"]
+
+
+def test_group_that_takes_too_long_is_a_timeout_and_its_rows_are_cancelled() -> None:
+    async def hang(row: Row) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return result()
+
+    handle = Streaming(hang)
+    with pytest.raises(RolloutTimeout, match=r"longer than 0\.02 s"):
+        play_group(handle, timeouts=RolloutTimeouts(rollout_s=0.02))
+    assert sorted(handle.cancelled) == [0, 1]
+
+
+@FORMS
+def test_cancelled_group_leaves_no_row_behind(form: type[Handle]) -> None:
+    all_play = asyncio.Event()
+
+    async def play(handle: Handle) -> None:
+        playing = asyncio.create_task(implementation(handle, 3).run_rollout(sample()))
+        async with asyncio.timeout(10):
+            await all_play.wait()
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert sorted(handle.cancelled) == [0, 1, 2]
+
+    async def hang(row: Row) -> dict[str, Any]:
+        if row["_rowidx"] == 2:
+            all_play.set()
+        await asyncio.Event().wait()
+        return result()
+
+    asyncio.run(play(form(hang)))
+
+
+def test_manager_plays_through_the_gym_when_told_so() -> None:
+    tokenizer: Any = ToyTokenizer()
+    env: Any = Streaming()
+    manager = RolloutManager(
+        tokenizer, {"nemo_gym": env}, 2, 16, generation_config=CONFIG, use_nemo_gym=True, seed=5
+    )
+    record = asyncio.run(manager.run_rollout(sample()))
+    assert isinstance(manager._impl, AsyncNemoGymRolloutImpl)
+    assert [completion.reward for completion in record.completions] == [0.0, 1.0]
+    assert [row["responses_create_params"]["seed"] for row in env.rows] == [
+        row_seed(5, 7, 0),
+        row_seed(5, 7, 1),
+    ]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.permutations(range(6)), st.sampled_from([Streaming, Batch]))
+def test_order_of_completions_is_that_of_rows_whatever_finishes_first(
+    order: list[int], form: type[Handle]
+) -> None:
+    async def in_order(row: Row) -> dict[str, Any]:
+        for _ in range(order.index(row["_rowidx"])):
+            await asyncio.sleep(0)
+        return await well(row)
+
+    record = play_group(form(in_order), 6)
+    tokens = [flat_token_ids(completion.message_log).tolist() for completion in record.completions]
+    assert tokens == [[11, 12, 20 + index, 2] for index in range(6)]

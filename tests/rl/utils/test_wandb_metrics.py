@@ -1,0 +1,16 @@
+"""What W&B gets of a group's metrics."""
+
+import wandb
+
+from nemo_rl.experience.metrics import stats
+from nemo_rl.utils.wandb_metrics import as_wandb
+
+
+def test_histograms_and_tables_become_those_of_wandb_and_numbers_stay() -> None:
+    table = {"columns": ["Full result"], "data": [["{}"], ["{}"]]}
+    metrics = stats([1.0, 0.0], 2, "total_reward") | {"calc/full_result": table, "workers": {0: 3}}
+    shown = as_wandb(metrics)
+    assert isinstance(shown["total_reward/histogram"], wandb.Histogram)
+    assert shown["calc/full_result"].data == [["{}"], ["{}"]]
+    assert shown["total_reward/mean"] == 0.5 and shown["workers"] == {0: 3}
+    assert metrics["total_reward/histogram"] == {"values": [1.0, 0.0]}

@@ -1,0 +1,146 @@
+"""Gym handles that give what they are told to, in both forms, and the groups that are played with them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import torch
+
+from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl
+from nemo_rl.experience.interfaces import PromptGroupRecord
+from tests.support.toy_tokenizer import ToyTokenizer
+
+Row = dict[str, Any]
+Result = dict[str, Any]
+
+CONFIG: Any = {
+    "backend": "gym",
+    "max_new_tokens": 32,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": None,
+    "stop_token_ids": None,
+    "stop_strings": None,
+}
+
+
+def result(reward: float = 1.0, answer: Sequence[int] = (21, 2), **fields: Any) -> Result:
+    """One turn on the prompt `11 12`."""
+    return {
+        "message_log": [
+            {"role": "user", "content": "", "token_ids": torch.tensor([11, 12])},
+            {
+                "role": "assistant",
+                "content": "",
+                "token_ids": torch.tensor(answer),
+                "generation_logprobs": torch.full((len(answer),), -0.5),
+            },
+        ],
+        "full_result": {"reward": reward, **fields},
+    }
+
+
+Play = Callable[[Row], Awaitable[Result]]
+"""Gives a row's result, or raises."""
+
+
+async def well(row: Row) -> Result:
+    """The first token tells the row."""
+    return result(reward=row["_rowidx"], answer=(20 + row["_rowidx"], 2))
+
+
+class Handle:
+    """Notes which rows each call was given, and which were cancelled."""
+
+    def __init__(self, play: Play = well) -> None:
+        self.play = play
+        self.dispatches: list[list[int]] = []
+        self.cancelled: list[int] = []
+        self.rows: list[Row] = []
+
+    def note(self, rows: Sequence[Row]) -> None:
+        self.dispatches.append([row["_rowidx"] for row in rows])
+        self.rows += rows
+
+    async def played(self, row: Row) -> tuple[int, Result]:
+        try:
+            return row["_rowidx"], await self.play(row)
+        except asyncio.CancelledError:
+            self.cancelled.append(row["_rowidx"])
+            raise
+
+
+class Streaming(Handle):
+    """An async generator, in the order in which rows are done."""
+
+    async def run_rollouts(
+        self, rows: list[Row], tokenizer: Any, timer_prefix: str
+    ) -> AsyncIterator[tuple[int, Result, dict[str, float] | None]]:
+        self.note(rows)
+        tasks = [asyncio.create_task(self.played(row)) for row in rows]
+        try:
+            for number, done in enumerate(asyncio.as_completed(tasks), start=1):
+                rowidx, row_result = await done
+                timing = {f"{timer_prefix}/await_results": 0.25} if number == len(rows) else None
+                yield rowidx, row_result, timing
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Batch(Handle):
+    """A coroutine."""
+
+    async def run_rollouts(
+        self, rows: list[Row], tokenizer: Any, timer_prefix: str
+    ) -> tuple[list[Result], dict[str, float]]:
+        self.note(rows)
+        results = await asyncio.gather(*map(self.played, rows))
+        return [row_result for _, row_result in results], {f"{timer_prefix}/await_results": 0.25}
+
+
+class Scripted(Handle):
+    """A stream that gives these rows and then raises the error, if there is one; a script for each call."""
+
+    def __init__(self, *scripts: tuple[list[Any], Exception | None]) -> None:
+        super().__init__()
+        self.scripts = list(scripts)
+
+    async def run_rollouts(
+        self, rows: list[Row], tokenizer: Any, timer_prefix: str
+    ) -> AsyncIterator[tuple[Any, Result, None]]:
+        self.note(rows)
+        given, error = self.scripts.pop(0)
+        for rowidx in given:
+            yield rowidx, result(), None
+        if error is not None:
+            raise error
+
+
+def sample(idx: int = 7, **fields: Any) -> Any:
+    """A prompt."""
+    params = {"input": [{"role": "user", "content": "11 12"}]}
+    return {
+        "message_log": [{"role": "user", "content": "", "token_ids": torch.zeros(0, dtype=torch.int64)}],
+        "length": 0,
+        "extra_env_info": {
+            "responses_create_params": params,
+            "agent_ref": {"type": "responses_api_agents", "name": "calc"},
+            **fields,
+        },
+        "loss_multiplier": 1.0,
+        "idx": idx,
+    }
+
+
+def implementation(handle: Any, n: int = 2, **options: Any) -> AsyncNemoGymRolloutImpl:
+    settings: dict[str, Any] = {"max_seq_len": 16, "generation_config": CONFIG, **options}
+    tokenizer: Any = ToyTokenizer()
+    return AsyncNemoGymRolloutImpl(
+        tokenizer=tokenizer, task_to_env={"nemo_gym": handle}, num_generations_per_prompt=n, **settings
+    )
+
+
+def play_group(handle: Any, n: int = 2, **options: Any) -> PromptGroupRecord:
+    return asyncio.run(implementation(handle, n, **options).run_rollout(sample()))

@@ -1,0 +1,18 @@
+"""A tokenizer whose text is its tokens: integers with spaces between them."""
+
+from typing import Any
+
+SPECIAL = (0, 2)
+"""Padding and the end of a sequence."""
+
+
+class ToyTokenizer:
+    pad_token_id = 0
+    eos_token_id = 2
+
+    def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        ids = [int(token) for token in token_ids]
+        return " ".join(str(token) for token in ids if not (skip_special_tokens and token in SPECIAL))
