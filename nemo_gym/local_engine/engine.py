@@ -1,158 +1,169 @@
-"""The engine's process as its owner sees it: started, asked, started again when it dies, stopped.
+"""The engine as its owner sees it: started, asked, given other weights, stopped.
 
-Invariant: when `stop` is over, or the process that owns the engine is, the engine's process is gone too; and
-nobody waits for an engine that will not come.
+Invariant: a generation comes from the same weights from its first token to its last, and none is lost when
+they are changed. When `stop` is over, no process of the engine is left.
 """
 
 import asyncio
 import logging
-import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from nemo_gym.errors import ConfigError
-from nemo_gym.http import ClientResponse, EndpointError, ServerUnreachableError, request
-from nemo_gym.local_engine.process import EngineProcess
+from nemo_gym.local_engine.serving import EngineError, Serving
 from nemo_gym.local_engine.settings import EngineSettings
+from nemo_gym.local_engine.uses import Uses
+
+__all__ = ["EngineError", "LocalEngine"]
 
 logger = logging.getLogger(__name__)
-
-_TRIES = 2
-"""Of a call during which the engine dies: the first may have been another one's fault."""
-_NO_ANSWER = (aiohttp.ClientError, OSError)
-
-
-class EngineError(ServerUnreachableError):
-    """The engine is not there, or died while it was asked."""
 
 
 class LocalEngine:
     """`start`, then `ask`, in the end `stop`."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.settings = settings
         self.slots = asyncio.Semaphore(settings.slots)
         """To be held while the engine generates."""
-        self.deaths = 0
-        self.token_bytes: dict[int, bytes] = {}
-        """What each token stands for; filled when it is first needed."""
-        self._process = EngineProcess(settings)
-        self._recent_deaths: deque[float] = deque()
-        self._running = asyncio.Event()
-        """Whether there is one to ask; also set when there never will be again."""
-        self._is_over: str | None = None
-        """Why there never will be."""
+        self._serving = Serving(settings)
+        self._earlier_deaths = 0
+        self._uses = Uses()
         self._is_stopping = False
-        self._uses = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._watching: asyncio.Task[None] | None = None
+        self._changes: set[asyncio.Task[None]] = set()
+        self._one_change = asyncio.Lock()
+        self._may_begin = asyncio.Event()
+        """Unset while other weights are loaded: who comes then gets those."""
+        self._may_begin.set()
+
+    @property
+    def settings(self) -> EngineSettings:
+        """Of the weights that serve the caller: those in use, else those that would be."""
+        return self._served_by.settings
+
+    @property
+    def token_bytes(self) -> dict[int, bytes]:
+        """What each token stands for; filled when it is first needed."""
+        return self._served_by.token_bytes
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid
+        return self._serving.pid
+
+    @property
+    def deaths(self) -> int:
+        return self._earlier_deaths + self._serving.deaths
 
     async def start(self) -> None:
         """Start the process and wait until it has loaded the weights."""
-        await self._process.start()
-        self._running.set()
-        self._watching = asyncio.create_task(self._watch())
+        await self._serving.start()
 
     async def stop(self, drain_s: float) -> None:
         """Let those who use the engine finish for so long, then end the process."""
         self._is_stopping = True
-        if self._is_over is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(drain_s):
-                    await self._idle.wait()
-        self._end("the engine is being stopped")
-        await self._process.end()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._uses.over()
+        changes = set(self._changes)
+        for change in changes:
+            change.cancel()
+        await asyncio.gather(*changes, return_exceptions=True)
+        await self._serving.stop()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """What is done within is let finish when the engine is stopped; nothing new may begin by then."""
         if self._is_stopping and not self._uses:
             raise EngineError("", "the engine is being stopped")
-        self._uses += 1
-        self._idle.clear()
-        try:
+        with self._uses.counted():
             yield
-        finally:
-            self._uses -= 1
-            if not self._uses:
-                self._idle.set()
+
+    @asynccontextmanager
+    async def same_weights(self) -> AsyncIterator[None]:
+        """What is asked within is answered by the same weights, also when others are loaded meanwhile."""
+        with self.in_use():
+            if (serving := self._bound) is None:
+                await self._may_begin.wait()
+                serving = self._serving
+            with serving.uses.counted():
+                token = _BOUND.set((self, serving))
+                try:
+                    yield
+                finally:
+                    _BOUND.reset(token)
 
     async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The engine's answer; its refusal is an EndpointError, its death an EngineError."""
-        with self.in_use():
-            response = await self._ask(path, body)
-        if not response.ok:
-            raise EndpointError(response)
-        answer: dict[str, Any] = await response.json()
-        return answer
+        async with self.same_weights():
+            return await self._served_by.ask(path, body)
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> ClientResponse:
-        for _ in range(_TRIES):
-            await self._running.wait()
-            if self._is_over is not None:
-                raise EngineError("", self._is_over)
-            process = self._process
-            url, method = process.address + path, "POST" if body else "GET"
+    async def vocabulary_size(self) -> int:
+        """How many tokens there are."""
+        async with self.same_weights():
+            return await self._served_by.vocabulary_size()
+
+    async def reload(self, model_path: Path, weight_version: int | None = None) -> None:
+        """Serve other weights of the same model; over when nothing runs on the old ones any more.
+
+        Generations that run are finished by the old ones; those that come, or wait for a slot, begin when the
+        new ones are loaded. Where they cannot be, that is a ConfigError, and the old ones stay in service.
+        """
+        settings = replace(self._serving.settings, model_path=model_path, weight_version=weight_version)
+        change = asyncio.create_task(self._change(settings))
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        await asyncio.shield(change)  # once begun it is completed, whether or not anybody waits for it
+
+    async def _change(self, settings: EngineSettings) -> None:
+        async with self._one_change:
+            self._may_begin.clear()
             try:
-                return await request(method, url, json=body or None, headers=process.headers)
-            except _NO_ANSWER as error:
-                if not await process.has_died():
-                    raise EngineError("", f"the engine broke off: {error!r}") from error
-                if self._process is process and self._is_over is None:
-                    self._running.clear()  # whoever watches it may not have heard yet
-        raise EngineError("", f"the engine died {_TRIES} times at this request. {self._process.last_words()}")
+                new = await self._started(settings)
+                old, self._serving = self._serving, new
+                self._earlier_deaths += old.deaths
+            finally:
+                self._may_begin.set()
+            logger.info("the engine serves %s", settings.model_path)
+            await old.stop_unused()
 
-    async def _watch(self) -> None:
-        """Start the engine again each time it dies, within its budget."""
-        while self._is_over is None:
-            code = await self._process.ended()
+    async def _started(self, settings: EngineSettings) -> Serving:
+        new = Serving(settings)
+        await new.start()
+        try:
+            await self._check_vocabulary(new)
             if self._is_stopping:
-                return
-            self._running.clear()
-            self.deaths += 1
-            last_words = self._process.last_words()
-            logger.warning("the engine died (exit code %s). %s", code, last_words)
-            if not self._may_restart():
-                self._give_up(f"the engine died too often, the last time with exit code {code}", last_words)
-                return
-            try:
-                process = EngineProcess(self.settings)
-                await process.start()
-            except (ConfigError, OSError, ValueError) as error:
-                self._give_up(f"the engine died and cannot be started again: {error}", last_words)
-                return
-            self._process = process
-            self._running.set()
-            logger.warning("the engine runs again")
+                raise EngineError("", "the engine is being stopped")
+        except BaseException:
+            await new.stop()
+            raise
+        return new
 
-    def _may_restart(self) -> bool:
-        now = time.monotonic()
-        self._recent_deaths.append(now)
-        while self._recent_deaths[0] < now - self.settings.restart_window_s:
-            self._recent_deaths.popleft()
-        return len(self._recent_deaths) <= self.settings.max_restarts
+    async def _check_vocabulary(self, new: Serving) -> None:
+        """Callers have ids of the old weights' tokens, which must mean the same."""
+        old = self._serving
+        try:
+            old_size = await old.vocabulary_size()
+        except EngineError:  # given up: nothing to compare with
+            return
+        new_size = await new.vocabulary_size()
+        if new_size != old_size:
+            raise ConfigError(
+                f"{new.settings.model_path} has {new_size} tokens, and {old.settings.model_path} {old_size}; "
+                "only weights of the same model can be loaded into a running engine"
+            )
 
-    def _give_up(self, reason: str, last_words: str) -> None:
-        settings = self.settings
-        self._end(
-            f"{reason}; it is started again at most {settings.max_restarts} times in "
-            f"{settings.restart_window_s:g} s (max_restarts, restart_window_s). {last_words}"
-        )
-        logger.error("%s", self._is_over)
+    @property
+    def _served_by(self) -> Serving:
+        return self._bound or self._serving
 
-    def _end(self, reason: str) -> None:
-        """Whoever waits for the engine is told that it does not come."""
-        self._is_over = self._is_over or reason
-        self._running.set()
+    @property
+    def _bound(self) -> Serving | None:
+        """The weights that the running code uses already."""
+        bound = _BOUND.get()
+        return bound[1] if bound is not None and bound[0] is self else None
+
+
+_BOUND: ContextVar[tuple[LocalEngine, Serving] | None] = ContextVar("weights_in_use", default=None)

@@ -43,6 +43,8 @@ class Generation:
     ended_by: Literal["stop", "length"]
     cached_tokens: int
     """Of the prompt, those that the engine had computed before."""
+    weight_version: int | None = None
+    """Of the weights that wrote it, where they have one."""
 
     @property
     def log_probs(self) -> list[float]:
@@ -61,7 +63,7 @@ async def generate(
         raise PromptTooLongError
     asked = 0 if top_log_probs is None else max(1, top_log_probs)
     most = min(room, sampling.get("n_predict", room))
-    async with engine.slots:
+    async with engine.slots, engine.same_weights():
         body = {**sampling, "prompt": prompt, "n_predict": most, "return_tokens": True, "n_probs": asked}
         try:
             answer = await engine.ask("/completion", body)
@@ -71,8 +73,9 @@ async def generate(
             raise
         tokens: list[int] = answer["tokens"]
         told = await _told(engine, prompt, answer, asked) if asked else []
+        version = engine.settings.weight_version
     ended_by: Literal["stop", "length"] = "length" if answer["stop_type"] == "limit" else "stop"
-    return Generation(answer["content"], tokens, told, ended_by, answer["timings"]["cache_n"])
+    return Generation(answer["content"], tokens, told, ended_by, answer["timings"]["cache_n"], version)
 
 
 async def takes_grammar(engine: LocalEngine, grammar: str) -> bool:
@@ -160,15 +163,8 @@ async def _letter(engine: LocalEngine) -> int:
     return tokens[-1]
 
 
-async def vocabulary_size(engine: LocalEngine) -> int:
-    """How many tokens there are."""
-    models = await engine.ask("/v1/models", {})
-    size: int = models["data"][0]["meta"]["n_vocab"]
-    return size
-
-
 async def _learn_token_bytes(engine: LocalEngine) -> None:
     """The bytes of all tokens, asked for once: few generations need them."""
     if not engine.token_bytes:
-        everything = await _likeliest(engine, [await _letter(engine)], await vocabulary_size(engine))
-        engine.token_bytes = {one["id"]: bytes(one["bytes"]) for one in everything}
+        everything = await _likeliest(engine, [await _letter(engine)], await engine.vocabulary_size())
+        engine.token_bytes.update({one["id"]: bytes(one["bytes"]) for one in everything})

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine.settings import EngineSettings
@@ -15,6 +16,11 @@ _NOTICED_S = 2.0
 _ENDED_S = 2.0
 """For a process that was told to leave."""
 _SHOWN_LINES = 8
+_RUN_CHILD = (
+    f"import runpy; runpy.run_path({str(Path(__file__).with_name('child.py'))!r}, "
+    "run_name='nemo_gym.local_engine.child')['main']()"
+)
+"""Run as a file: importing it would load the rest of its package, which takes longer than the weights."""
 
 
 class EngineProcess:
@@ -36,7 +42,7 @@ class EngineProcess:
     async def start(self) -> None:
         """Start it and wait until it has loaded the weights; raises a ConfigError where it cannot."""
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", "from nemo_gym.local_engine.child import main; main()"),
+            *(sys.executable, "-P", "-c", _RUN_CHILD),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -6,10 +6,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the engine's process is told when it starts."""
+    """What is served, and how."""
 
     model_path: Path
     """Weights, a GGUF file."""
+    weight_version: int | None = None
+    """What a trainer calls the weights; tells apart those that were served one after the other."""
     chat_template: str | None = None
     """Jinja text; None: the one in the weights."""
     slots: int = 4

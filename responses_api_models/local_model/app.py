@@ -11,9 +11,9 @@ from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_model import Body, SimpleResponsesAPIModel
 from nemo_gym.config_types import ConfigError
-from nemo_gym.local_engine import LocalEngine, generate
+from nemo_gym.local_engine import LocalEngine, find_weights, generate
 from nemo_gym.local_engine.conversation import Conversation, ReplayError, ends_turns_with, only_token
-from nemo_gym.local_engine.generation import PromptTooLongError, takes_grammar, vocabulary_size
+from nemo_gym.local_engine.generation import PromptTooLongError
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -24,12 +24,13 @@ from nemo_gym.responses_converter import RequestFormatError, VLLMConverter
 from responses_api_models.local_model.answers import Wanted, completion, no_room, tell_of_long_prompts
 from responses_api_models.local_model.config import LocalModelConfig
 from responses_api_models.local_model.constraints import constraints_of, offered_tools
+from responses_api_models.local_model.grammars import Grammars
 from responses_api_models.local_model.messages import checked_messages
+from responses_api_models.local_model.refit import LoadWeights, load_weights, stamped, with_stamp
 from responses_api_models.local_model.sampling import BadParameterError, sampling_of
 
 DRAIN_S = 3.0
 """For generations that still run when the server stops."""
-MOST_GRAMMARS = 256
 
 
 class LocalModel(SimpleResponsesAPIModel):
@@ -38,8 +39,7 @@ class LocalModel(SimpleResponsesAPIModel):
     _eos_token_id: int | None = PrivateAttr(default=None)
     _knows_tools: bool = PrivateAttr(default=False)
     _vocabulary: int = PrivateAttr(default=0)
-    _grammars: set[str] = PrivateAttr(default_factory=set)
-    """Those that the engine is known to take."""
+    _grammars: Grammars = PrivateAttr(default_factory=Grammars)
 
     @classmethod
     def check_config(cls, config: LocalModelConfig) -> None:
@@ -53,6 +53,7 @@ class LocalModel(SimpleResponsesAPIModel):
         self.engine  # noqa: B018 - built now: a file that is not there is told before anything is started
         app = super().setup_webserver()
         app.router.lifespan_context = self._running
+        app.post("/load_weights")(self.load_weights)
         return app
 
     @asynccontextmanager
@@ -68,7 +69,7 @@ class LocalModel(SimpleResponsesAPIModel):
         engine, config = self.engine, self.config
         properties = await engine.ask("/props", {})
         self._knows_tools = properties["chat_template_caps"]["supports_tools"]
-        self._vocabulary = await vocabulary_size(engine)
+        self._vocabulary = await engine.vocabulary_size()
         eos_token = config.eos_token or properties["eos_token"]
         self._eos_token_id = await only_token(engine, eos_token)
         if config.return_token_id_information and not await ends_turns_with(engine, self._eos_token_id):
@@ -91,13 +92,17 @@ class LocalModel(SimpleResponsesAPIModel):
             request = self.converter.chat_request(params)
         except RequestFormatError as error:
             raise HTTPException(400, str(error)) from error
-        answer: Any = self.converter.response(await self._complete(request), params)
+        completed = await self._complete(request)
+        answer: Any = self.converter.response(completed, with_stamp(params, completed))
         return answer | {"created_at": began, "completed_at": time.time()}
 
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
         return await self._complete(body.model_dump(mode="json", exclude_unset=True))
+
+    async def load_weights(self, body: LoadWeights = Body()) -> LoadWeights:
+        return await load_weights(self.engine, body, is_allowed=self.config.allow_weight_updates)
 
     async def _complete(self, request: dict[str, Any]) -> Any:
         try:
@@ -118,27 +123,20 @@ class LocalModel(SimpleResponsesAPIModel):
         with_tokens = self.config.return_token_id_information
         asked = 0 if with_tokens and sampling.top_log_probs is None else sampling.top_log_probs
         parameters = sampling.parameters | constraints_of(request)
-        await self._check_grammar(parameters.get("grammar"))
+        await self._grammars.check(self.engine, parameters.get("grammar"))
         try:
             generation = await generate(self.engine, prompt, parameters, top_log_probs=asked)
         except PromptTooLongError:
             tell_of_long_prompts(self.config.name, self.config.context)
-            return no_room(len(prompt), self.model_name)
+            return stamped(no_room(len(prompt), self.model_name), self.engine.settings.weight_version)
         wanted = Wanted(bool(tools), with_tokens, sampling.top_log_probs is not None)
-        return completion(generation, prompt, self.model_name, wanted)
+        answer = completion(generation, prompt, self.model_name, wanted)
+        return stamped(answer, generation.weight_version)
 
-    async def _check_grammar(self, grammar: str | None) -> None:
-        if grammar is None or grammar in self._grammars:
-            return
-        if not await takes_grammar(self.engine, grammar):
-            raise BadParameterError("the engine cannot hold a generation to this JSON schema; simplify it")
-        if len(self._grammars) >= MOST_GRAMMARS:
-            self._grammars.clear()
-        self._grammars.add(grammar)
-
-    @property
+    @cached_property
     def model_name(self) -> str:
-        return self.engine.settings.model_path.stem
+        """Of the configured weights, whichever are loaded later: those are told apart by their version."""
+        return find_weights(self.config.model_path, self.config.cache_dir).stem
 
 
 if __name__ == "__main__":

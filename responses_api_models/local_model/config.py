@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig
+from nemo_gym.config_types import ConfigError
 from nemo_gym.local_engine import EngineSettings, find_weights, read_template
 
 _TOOLS_TEMPLATE = str(Path(__file__).with_name("chatml_tools.jinja"))
@@ -29,6 +30,8 @@ class LocalModelConfig(BaseResponsesAPIModelConfig):
     """Cores to compute with; None: all for prompts, all but one for a generation that runs alone."""
     return_token_id_information: bool = False
     """Put the ids and log-probabilities of what was sampled on the items, and replay them in later turns."""
+    allow_weight_updates: bool = False
+    """Let whoever reaches the server change its weights, with POST /load_weights; for training."""
     max_restarts: int = Field(default=3, ge=0)
     """How often an engine that dies is started again within `restart_window_s`; then every request fails."""
     restart_window_s: float = Field(default=600.0, gt=0)
@@ -39,7 +42,12 @@ class LocalModelConfig(BaseResponsesAPIModelConfig):
     """Where `ng_fetch_model` put the weights, if not in its usual place."""
 
     def engine_settings(self) -> EngineSettings:
-        """What the engine is told; an error where a file is not there."""
+        """What the engine is told; an error where that cannot work."""
+        if self.allow_weight_updates and (self.num_workers or 1) > 1:
+            raise ConfigError(
+                "allow_weight_updates: each of several workers has an engine of its own, and only one would "
+                "get the new weights; leave num_workers out and set slots instead"
+            )
         cores = len(os.sched_getaffinity(0))
         template = self.chat_template or (_TOOLS_TEMPLATE if self.model_path is None else None)
         return EngineSettings(

@@ -262,6 +262,11 @@ def test_request_that_cannot_be_answered_says_why(served: Served, body: dict[str
     assert problem in served.ask(body, status=400)["detail"]
 
 
+def test_weights_are_not_changed_where_the_configuration_does_not_allow_it(served: Served) -> None:
+    refused = served.ask({"model_path": str(find_weights())}, "/load_weights", status=403)
+    assert "set allow_weight_updates: true" in refused["detail"]
+
+
 def test_engine_that_is_killed_costs_no_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     async def killed() -> list[int]:
         body = {"input": "Tell me a story.", "max_output_tokens": 24}

@@ -92,6 +92,11 @@ def test_file_that_is_not_there_is_named_with_its_setting(weights: Path) -> None
         config(model_path=str(weights), chat_template="nowhere.jinja").engine_settings()
 
 
+def test_weights_that_only_one_of_several_workers_would_get_are_refused(weights: Path) -> None:
+    with pytest.raises(ConfigError, match="allow_weight_updates: each of several workers"):
+        config(model_path=str(weights), allow_weight_updates=True, num_workers=2).engine_settings()
+
+
 @pytest.mark.parametrize(
     "setting", [{"slots": 0}, {"context": 63}, {"threads": 0}, {"max_restarts": -1}, {"restart_window_s": 0}]
 )

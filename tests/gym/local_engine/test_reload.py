@@ -1,0 +1,133 @@
+"""One engine for all tests here that leave it running; each loads what it needs."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.local_engine import EngineError, EngineSettings, Generation, LocalEngine, find_weights, generate
+from nemo_gym.local_engine.conversation import Conversation
+from tests.support.changed_weights import write_changed_weights
+from tests.support.commands import is_running, wait_until
+from tests.support.engines import engines_below
+
+from .conftest import Running
+
+GREEDY = {"temperature": 0, "ignore_eos": True, "n_predict": 12}
+OLD, NEW = 3, 4
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_changed_weights(tmp_path_factory.mktemp("weights") / "changed.gguf")
+
+
+@pytest.fixture(scope="module")
+def reloaded() -> Iterator[Running]:
+    started = Running(EngineSettings(find_weights(), slots=2, context=256))
+    yield started
+    started.close()
+
+
+async def say(engine: LocalEngine, n_predict: int = 12) -> Generation:
+    prompt = await Conversation([{"role": "user", "content": "Say hi"}], [], {}).prompt(engine, 2)
+    return await generate(engine, prompt, GREEDY | {"n_predict": n_predict}, top_log_probs=0)
+
+
+async def wait_until_generating(engine: LocalEngine) -> None:
+    async with asyncio.timeout(20):
+        while not engine.slots.locked():
+            await engine.ask("/health", {})
+
+
+def test_requests_during_a_reload_are_all_answered_each_by_the_weights_it_says(
+    reloaded: Running, changed: Path
+) -> None:
+    async def during(engine: LocalEngine) -> tuple[Generation, list[Generation], Generation]:
+        await engine.reload(find_weights(), OLD)
+        before, pid = await say(engine), engine.pid
+        asking = [asyncio.create_task(say(engine, 16)) for _ in range(10)]
+        await wait_until_generating(engine)
+        await engine.reload(changed, NEW)
+        assert pid is not None and not is_running(pid)
+        return before, await asyncio.gather(*asking), await say(engine)
+
+    before, meanwhile, after = reloaded.run(during)
+    assert before.text != after.text
+    assert (before.weight_version, after.weight_version) == (OLD, NEW)
+    first = {OLD: before.log_probs[0], NEW: after.log_probs[0]}
+    assert abs(first[OLD] - first[NEW]) > 1
+    assert {said.weight_version for said in meanwhile} == {OLD, NEW}
+    for said in meanwhile:
+        assert len(said.token_ids) == len(said.log_probs) == 16
+        assert said.weight_version is not None
+        assert said.log_probs[0] == pytest.approx(first[said.weight_version], abs=0.05)
+
+
+def test_file_that_cannot_be_loaded_is_named_and_the_old_weights_stay(
+    reloaded: Running, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_text("no weights")
+
+    async def refused(engine: LocalEngine) -> tuple[Generation, Generation]:
+        await engine.reload(find_weights(), OLD)
+        before, pid = await say(engine), engine.pid
+        with pytest.raises(ConfigError, match=r"cannot run .*bad\.gguf"):
+            await engine.reload(bad, NEW)
+        assert engine.pid == pid
+        return before, await say(engine)
+
+    before, after = reloaded.run(refused)
+    assert after.token_ids == before.token_ids
+    assert after.weight_version == OLD
+
+
+def test_engine_that_dies_after_a_reload_comes_back_with_the_new_weights(
+    reloaded: Running, changed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def killed(engine: LocalEngine) -> tuple[Generation, Generation]:
+        await engine.reload(changed, NEW)
+        before = await say(engine)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        return before, await say(engine)
+
+    before, after = reloaded.run(killed)
+    assert after.token_ids == before.token_ids
+    assert after.weight_version == NEW
+    assert "runs again" in caplog.text
+
+
+def test_reload_that_nobody_waits_for_any_more_is_completed(reloaded: Running, changed: Path) -> None:
+    async def abandoned(engine: LocalEngine) -> int | None:
+        await engine.reload(changed, OLD)
+        reloading = asyncio.create_task(engine.reload(changed, NEW))
+        await asyncio.sleep(0.05)
+        reloading.cancel()
+        return (await say(engine)).weight_version
+
+    assert reloaded.run(abandoned) == NEW
+
+
+def test_stopping_during_a_reload_leaves_no_process(changed: Path) -> None:
+    others = set(engines_below(os.getpid()))
+
+    def both_run() -> bool:
+        return len(set(engines_below(os.getpid())) - others) == 2
+
+    async def stopped() -> None:
+        engine = LocalEngine(EngineSettings(find_weights(), slots=1, context=128))
+        await engine.start()
+        reloading = asyncio.create_task(engine.reload(changed))
+        assert await asyncio.to_thread(wait_until, both_run)
+        await engine.stop(0.0)
+        with pytest.raises((EngineError, asyncio.CancelledError)):
+            await reloading
+
+    asyncio.run(stopped())
+    assert set(engines_below(os.getpid())) <= others
