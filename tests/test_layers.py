@@ -131,3 +131,56 @@ def test_one_package_reads_the_environment_and_one_speaks_http_out(file: Path) -
         assert not re.search(r"urllib\.request|ClientSession\(", text)
     if module != "cli":
         assert not re.search(r"^\s*print\(", text, re.M)
+
+
+RL_ORDER = [
+    "lazy",
+    "data.interfaces",
+    "utils.timer",
+    "utils.wandb_metrics",
+    "distributed.batched_data_dict",
+    "environments.interfaces",
+    "models.generation.interfaces",
+    "experience.interfaces",
+    "experience.failures",
+    "experience.retry",
+    "experience.message_log",
+    "experience.metrics",
+    "experience.integrity",
+    "experience.group",
+    "experience.buffer",
+    "environments.dispatch",
+    "environments.token_capture",
+    "environments.gym_results",
+    "environments.nemo_gym",
+    "experience.native_rollout",
+    "experience.gym_dispatch",
+    "experience.gym_metrics",
+    "experience.gym_rollout",
+    "experience.rollout_manager",
+    "experience.train_batch",
+    "experience.adapters",
+    "models.weights",
+    "models.generation",
+]
+"""From low to high; a package stands for the modules in it that are not named."""
+REACH_GYM = {"lazy", "utils.wandb_metrics", "environments.nemo_gym", "experience.adapters", "models.weights"}
+"""Where nemo_gym is reached: the handle, its weights, and extras that may be missing."""
+RL_FILES = sorted(file for file in (ROOT / "nemo_rl").rglob("*.py") if file.stem != "__init__")
+
+
+def rl_module(name: str) -> str:
+    """The entry of RL_ORDER that a module of nemo_rl belongs to."""
+    while name and name not in RL_ORDER:
+        name = name.rpartition(".")[0]
+    return name
+
+
+@pytest.mark.parametrize("file", RL_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_rollouts_for_trainers_import_only_from_below(file: Path) -> None:
+    module = rl_module(".".join(file.relative_to(ROOT / "nemo_rl").with_suffix("").parts))
+    assert module, f"{file} has no layer; give it one in this test"
+    used = {rl_module(name.removeprefix("nemo_rl.")) for name in imported_modules(file) if "nemo_rl." in name}
+    above = {other for other in used - {module, ""} if RL_ORDER.index(other) > RL_ORDER.index(module)}
+    assert not above, f"{file} imports {sorted(above)}, which are not below {module}"
+    assert module in REACH_GYM or not own_modules(file)

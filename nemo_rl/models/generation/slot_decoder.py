@@ -1,0 +1,225 @@
+"""Sequences that a model continues together, each in a slot of one KV cache.
+
+Rows are the sequences in flight and fill the first slots, in order; the slots behind them are idle and keep
+the tokens of sequences that left. A slot's `tokens` are those whose keys are stored, added after the pass
+that computed them: a pass that fails leaves every slot as it was. A row that joins starts from the longest
+beginning of its prompt that a slot holds. So siblings of a group and the next turn of a conversation compute
+only what nobody has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nemo_rl.lazy import lazy
+from nemo_rl.models.generation.kv_cache import SlotCache, Window
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+else:
+    torch = lazy("torch")
+
+_PASS_TOKENS = 512
+"""Prompt tokens of one pass: enough for full speed, few enough that masks and activations stay small."""
+
+
+@dataclass
+class Slot:
+    """The tokens of a sequence whose keys and values are stored."""
+
+    tokens: list[int] = field(default_factory=list)
+    is_stale: bool = False
+    """Computed with weights that have changed since: nobody may start from it."""
+    left_at: int = 0
+    """When its sequence left, as a count of those that did."""
+
+
+class SlotDecoder:
+    """`join` prompts, `step` all rows by one token, let them `leave`. Not thread-safe."""
+
+    def __init__(self, model: PreTrainedModel, *, max_rows: int, max_model_len: int) -> None:
+        self.model = model
+        self.max_rows = max_rows
+        self.rows = 0
+        self.computed_prompt_tokens = 0
+        """Those that were found in no slot."""
+        self._slots: list[Slot] = []
+        self._cache = SlotCache(max_rows, max_model_len)
+        self._departures = 0
+
+    def held(self, prompt: Sequence[int]) -> int:
+        """How much of its beginning is stored. Whoever has most joins first, or another may take its slot."""
+        return max((self._shared(slot, prompt) for slot in range(len(self._slots))), default=0)
+
+    def join(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Rows for these, in their order, behind those there are; computes all but each one's last token."""
+        if self.rows + len(prompts) > self.max_rows:
+            raise AssertionError(f"{len(prompts)} prompts join {self.rows} rows of at most {self.max_rows}")
+        owed = {self._claim(list(prompt[:-1])): list(prompt[:-1]) for prompt in prompts}
+        while owed := {row: tokens for row, tokens in owed.items() if self._missing(row, tokens)}:
+            leaders = self._leaders(owed)
+            self._compute({row: owed.pop(row) for row in leaders})
+            for row, tokens in owed.items():
+                self._copy_beginning(row, tokens)
+
+    def step(self, tokens_N: Sequence[int]) -> torch.Tensor:
+        """Each row is given its next token; logits `[N, V]` for the one after it."""
+        return self._forward(list(range(self.rows)), [[token] for token in tokens_N])
+
+    def leave(self, row: int) -> None:
+        """The last row takes its place; its tokens stay for those who begin with them."""
+        self._departures += 1
+        if self._slots[row].is_stale:
+            self._slots[row] = Slot()
+        self._slots[row].left_at = self._departures
+        self.rows -= 1
+        self._swap(row, self.rows)
+
+    def forget(self) -> bool:
+        """Let nobody start from what is stored, because weights change; whether anything was."""
+        had = any(slot.tokens and not slot.is_stale for slot in self._slots)
+        self._slots[self.rows :] = [Slot() for _ in self._slots[self.rows :]]
+        for slot in self._slots[: self.rows]:
+            slot.is_stale = True
+        return had
+
+    def release(self) -> None:
+        """Give the cache's memory back; without rows only."""
+        if self.rows:
+            raise AssertionError(f"{self.rows} rows are in flight; their keys and values are needed")
+        self._slots.clear()
+        self._cache.clear()
+
+    def _claim(self, tokens: list[int]) -> int:
+        """The next row, holding the longest beginning of `tokens` that is stored.
+
+        An idle sequence that `tokens` continue is taken over. Else the one that left first makes way, and
+        the beginning is copied: its owner may come back for the rest.
+        """
+        row = self.rows
+        if len(self._slots) < self.max_rows:
+            self._slots.append(Slot())
+        idle = range(row, len(self._slots))
+        chosen = self._source(tokens)
+        if chosen not in idle or self._shared(chosen, tokens) < len(self._slots[chosen].tokens):
+            chosen = min(idle, key=lambda slot: self._slots[slot].left_at)
+            shared = self._shared(chosen, tokens)
+            self._slots[chosen] = Slot(self._slots[chosen].tokens[:shared])
+            self._copy_beginning(chosen, tokens)
+        self._swap(row, chosen)
+        self.rows += 1
+        return row
+
+    def _source(self, tokens: Sequence[int]) -> int:
+        """The slot that holds most of their beginning."""
+        return max(range(len(self._slots)), key=lambda slot: self._shared(slot, tokens))
+
+    def _shared(self, slot: int, tokens: Sequence[int]) -> int:
+        return 0 if self._slots[slot].is_stale else common_length(self._slots[slot].tokens, tokens)
+
+    def _missing(self, row: int, tokens: Sequence[int]) -> int:
+        return len(tokens) - len(self._slots[row].tokens)
+
+    def _copy_beginning(self, target: int, tokens: list[int]) -> None:
+        """Whatever another slot holds of `tokens` beyond what this one does."""
+        source = self._source(tokens)
+        shared = self._shared(source, tokens)
+        if shared > len(self._slots[target].tokens):
+            self._cache.copy(source, target, shared)
+            self._slots[target].tokens = tokens[:shared]
+
+    def _swap(self, first: int, second: int) -> None:
+        if first == second:
+            return
+        one, other = self._slots[first], self._slots[second]
+        self._cache.swap(first, second, len(one.tokens), len(other.tokens))
+        self._slots[first], self._slots[second] = other, one
+
+    def _leaders(self, owed: Mapping[int, list[int]]) -> list[int]:
+        """Rows to compute first: each other one shares with one of them over half of what it misses."""
+        leaders: list[int] = []
+        for row, tokens in owed.items():
+            needed = len(tokens) - self._missing(row, tokens) // 2
+            if all(common_length(owed[leader], tokens) < needed for leader in leaders):
+                leaders.append(row)
+        return leaders
+
+    def _compute(self, owed: Mapping[int, list[int]]) -> None:
+        """Fill these rows; together where they miss about as much, so that little of a pass is padding."""
+        while rows := [row for row, tokens in owed.items() if self._missing(row, tokens)]:
+            missing = {row: min(self._missing(row, owed[row]), _PASS_TOKENS) for row in rows}
+            rows.sort(key=lambda row: -missing[row])
+            longest = missing[rows[0]]
+            together = [row for row in rows[: _PASS_TOKENS // longest] if 2 * missing[row] >= longest]
+            begin = {row: len(self._slots[row].tokens) for row in together}
+            chunks = [owed[row][begin[row] : begin[row] + missing[row]] for row in together]
+            self._forward(together, chunks)
+            self.computed_prompt_tokens += sum(map(len, chunks))
+
+    def _forward(self, rows: list[int], chunks: list[list[int]]) -> torch.Tensor:
+        """One pass over new tokens of these rows; logits `[B, V]` behind each last one."""
+        feed = _feed(rows, [len(self._slots[row].tokens) for row in rows], chunks, self.model)
+        self._cache.open(feed.window)
+        output = self.model(
+            input_ids=feed.ids_B_Q,
+            attention_mask=feed.mask_B_1_Q_W,
+            position_ids=feed.positions_B_Q,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        for row, chunk in zip(rows, chunks, strict=True):
+            self._slots[row].tokens.extend(chunk)
+        logits_B_V: torch.Tensor = output.logits[:, -1]
+        return logits_B_V
+
+
+@dataclass(frozen=True)
+class _Feed:
+    """What a model is given in a pass: B rows of Q new tokens that see W columns."""
+
+    ids_B_Q: torch.Tensor
+    positions_B_Q: torch.Tensor
+    mask_B_1_Q_W: torch.Tensor
+    """Added to attention scores: the form that each implementation of attention takes."""
+    window: Window
+
+
+def _feed(rows: list[int], starts: list[int], chunks: list[list[int]], model: PreTrainedModel) -> _Feed:
+    device, dtype = model.device, model.dtype
+    lengths = [len(chunk) for chunk in chunks]
+    ids_B_Q = torch.tensor([chunk + chunk[-1:] * (max(lengths) - len(chunk)) for chunk in chunks])
+    lengths_B_1, starts_B_1 = torch.tensor(lengths)[:, None], torch.tensor(starts)[:, None]
+    queries_Q = torch.arange(max(lengths))
+    # Padding stays at the last token's position: learned positions may end there.
+    positions_B_Q = starts_B_1 + queries_Q.minimum(lengths_B_1 - 1)
+    width = int((starts_B_1 + lengths_B_1).max())
+    hidden_B_Q_W = torch.arange(width) > positions_B_Q[:, :, None]
+    mask_B_Q_W = torch.zeros(hidden_B_Q_W.shape, dtype=dtype)
+    mask_B_Q_W.masked_fill_(hidden_B_Q_W, torch.finfo(dtype).min)
+    batch_T, query_T = (queries_Q < lengths_B_1).nonzero(as_tuple=True)
+    window = Window(
+        slots=rows,
+        width=width,
+        batch_T=batch_T.to(device),
+        query_T=query_T.to(device),
+        slot_T=torch.tensor(rows)[batch_T].to(device),
+        column_T=positions_B_Q[batch_T, query_T].to(device),
+    )
+    return _Feed(ids_B_Q.to(device), positions_B_Q.to(device), mask_B_Q_W[:, None].to(device), window)
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin alike with."""
+    same, differs = 0, min(len(first), len(second)) + 1
+    while differs - same > 1:
+        middle = (same + differs) // 2
+        # What lies before `same` is known to be equal.
+        if first[same:middle] == second[same:middle]:
+            same = middle
+        else:
+            differs = middle
+    return same
