@@ -1,0 +1,1 @@
+"""Whole programs made of these packages, to be run and read."""

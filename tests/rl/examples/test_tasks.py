@@ -1,0 +1,101 @@
+"""The tasks of the examples: the same for a seed, held-out ones apart, judged strictly."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from examples.grpo.command import main
+from examples.grpo.copying import VARIANT
+from examples.grpo.questions import datum, questions
+from examples.grpo.reporting import Evaluation, RunReport, smoothed
+from examples.grpo.words import CopyingEnvironment, is_copy, prompt, words
+from nemo_gym.errors import ConfigError
+
+pytestmark = pytest.mark.torch
+
+
+def test_held_out_words_are_never_trained_on() -> None:
+    chosen = words(3, training=400, heldout=100)
+    assert len({*chosen.training, *chosen.heldout}) == 500
+    assert chosen == words(3, training=400, heldout=100)
+    assert chosen != words(4, training=400, heldout=100)
+
+
+def test_held_out_questions_are_never_trained_on() -> None:
+    chosen = questions(3, training=400, heldout=100)
+    assert len({question.text for question in chosen.training + chosen.heldout}) == 500
+    assert chosen == questions(3, training=400, heldout=100)
+
+
+@pytest.mark.parametrize("choose", [words, questions])
+def test_more_tasks_than_there_are_is_told(choose: Any) -> None:
+    with pytest.raises(ConfigError, match="take fewer"):
+        choose(0, training=100_000, heldout=100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--group-size", "1"], "group size: 1, but 2 at least"),
+        (["--steps", "0"], "steps: 0, but 1 at least"),
+    ],
+)
+def test_plan_that_cannot_work_is_refused_before_anything_is_loaded(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(VARIANT, arguments)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_answers_of_questions_are_right() -> None:
+    for question in questions(0, training=100, heldout=0).training:
+        assert eval(question.expression) == question.answer
+        assert str(datum(question, 0)["extra_env_info"]["expected_answer"]) == str(question.answer)
+
+
+def test_no_worked_example_is_asked() -> None:
+    shown = datum(questions(0, training=1, heldout=0).training[0], 0)["extra_env_info"]
+    texts = [
+        item["content"] for item in shown["responses_create_params"]["input"] if item.get("role") == "user"
+    ]
+    asked = {question.text for question in questions(0, training=2000, heldout=0).training}
+    assert not asked & set(texts[:-1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        (" zovo\n", True),
+        (" zovo\n\nWord: kunor", True),
+        ("zovo\n", True),
+        (" zovo", False),
+        (" zovo zovo\n", False),
+        (" Zovo\n", False),
+        (" zovo.\n", False),
+        ("\n zovo\n", False),
+    ],
+)
+def test_copy_is_the_word_on_a_line_that_ends(answer: str, is_right: bool) -> None:
+    assert is_copy(answer, "zovo") is is_right
+
+
+def test_copying_is_one_turn() -> None:
+    logs = [[{"role": "user", "content": prompt("zovo")}, {"role": "assistant", "content": " zovo\n"}]] * 2
+    step = CopyingEnvironment().step(logs, [{"word": "zovo"}, {"word": "kunor"}])
+    assert torch.equal(step.rewards, torch.tensor([1.0, 0.0]))
+    assert step.terminateds.all()
+
+
+def test_differences_are_paired_by_task() -> None:
+    run = RunReport(seed=0)
+    run.before = Evaluation([[0.0, 1.0], [0.0, 0.0]], [0])
+    run.after = Evaluation([[1.0, 1.0], [0.0, 1.0]], [2])
+    assert run.differences == [0.5, 0.5]
+    assert run.as_json()["heldout"]["after"]["mean"] == 0.75
+
+
+def test_smoothed_curve_of_a_constant_is_that_constant() -> None:
+    assert smoothed([0.5, 0.5, 0.5]) == pytest.approx([0.5, 0.5, 0.5])
