@@ -2,13 +2,33 @@
 
 import sys
 
-from bench import calls, collection, metrics, models, rollouts, startup, wire_models
+from bench import (
+    calls,
+    collection,
+    generation,
+    metrics,
+    models,
+    rollout_manager,
+    rollouts,
+    startup,
+    wire_models,
+)
+
+BENCHMARKS = (
+    wire_models,
+    startup,
+    calls,
+    models,
+    metrics,
+    rollout_manager,
+    generation,
+    rollouts,
+    collection,
+)
 
 
 def main() -> int:
-    results = [
-        benchmark.main() for benchmark in (wire_models, startup, calls, models, metrics, rollouts, collection)
-    ]
+    results = [benchmark.main() for benchmark in BENCHMARKS]
     return 0 if all(results) else 1
 
 

@@ -149,6 +149,7 @@ RL_ORDER = [
     "experience.integrity",
     "experience.group",
     "experience.buffer",
+    "environments.step_threads",
     "environments.dispatch",
     "environments.token_capture",
     "environments.gym_results",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nemo_rl.lazy import lazy
 
@@ -19,10 +19,8 @@ else:
 __all__ = ["DatumSpec", "LLMMessageLogType", "VLMMessageLogType"]
 
 
-class DatumSpec(TypedDict):
-    """One prompt. Other keys are allowed and ignored."""
-
-    message_log: LLMMessageLogType
+class _Needed(TypedDict):
+    message_log: list[dict[str, str | torch.Tensor]]
     """The conversation so far, already tokenised."""
     length: int
     """Tokens of the message log."""
@@ -32,9 +30,14 @@ class DatumSpec(TypedDict):
     """0 removes the sample from the loss."""
     idx: int
     """Becomes the group's `prompt_idx`."""
-    task_name: NotRequired[str]
+
+
+class DatumSpec(_Needed, total=False):
+    """One prompt. Other keys are allowed and ignored."""
+
+    task_name: str
     """Native path: which environment."""
-    stop_strings: NotRequired[list[str] | None]
+    stop_strings: list[str] | None
     """For the first turn."""
 
 

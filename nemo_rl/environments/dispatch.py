@@ -1,21 +1,19 @@
 """Steps of environments, whatever they are: plain objects, coroutines, Ray actors.
 
 A plain object is called in a thread, one call at a time unless told otherwise, since all trajectories share
-it. Nothing is in the way of anything else: other environments, other loops, the end of the process.
+it (`step_threads.py`). Coroutines and actors are awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import queue
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.environments.interfaces import EnvironmentReturn
+from nemo_rl.environments.step_threads import StepThreads, threads_of
+from nemo_rl.experience.retry import within
 from nemo_rl.lazy import lazy
 
 if TYPE_CHECKING:
@@ -26,68 +24,19 @@ else:
     torch = lazy("torch")
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A call, and who waits for what it gives."""
-
-    call: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-
-    def run(self) -> None:
-        if self.future.cancelled():
-            return
-        result, error = None, None
-        try:
-            result = self.call(*self.arguments)
-        except BaseException as raised:  # the boundary to an environment's own code: the caller gets it
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(self._settle, result, error)
-
-    def _settle(self, result: Any, error: BaseException | None) -> None:
-        if self.future.cancelled():
-            return
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
-
-
-class _Threads:
-    """So many calls at once. Its threads are daemons: an environment that hangs keeps no process alive."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self._count = count
-        self._name = name
-        self._started = 0
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-
-    async def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        if self._started < self._count:
-            self._started += 1
-            name = f"environment {self._name} {self._started}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-        loop = asyncio.get_running_loop()
-        job = _Job(call, arguments, loop, loop.create_future())
-        self._jobs.put(job)
-        return await job.future
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get().run()
-
-
 class EnvironmentDispatch:
     """The environments of a run, by task."""
 
-    def __init__(self, task_to_env: Mapping[str, Any], concurrency: int = 1) -> None:
+    def __init__(
+        self, task_to_env: Mapping[str, Any], concurrency: int = 1, *, step_limit_s: float | None = None
+    ) -> None:
+        """`concurrency` is that of plain objects; a step that takes longer than its limit: RolloutTimeout."""
         if concurrency < 1:
             raise ValueError(f"env_concurrency must be 1 or more, not {concurrency}")
         self._task_to_env = task_to_env
         self._concurrency = concurrency
-        self._threads: dict[int, _Threads] = {}
+        self._step_limit_s = step_limit_s
+        self._threads: dict[int, StepThreads] = {}
         """By environment: one may serve several tasks."""
 
     async def step(
@@ -119,9 +68,16 @@ class EnvironmentDispatch:
         self, task: str, message_logs: Sequence[LLMMessageLogType], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
         batch = [_as_shown(message_log) for message_log in message_logs]
-        result: EnvironmentReturn[Any] = EnvironmentReturn(*await self._called(task, batch, list(metadata)))
+        given = await self._called(task, batch, list(metadata))
+        if not isinstance(given, tuple) or len(given) != len(EnvironmentReturn._fields):
+            raise TypeError(
+                f"the environment of task {task!r} gave {type(given).__name__} from step; "
+                f"it is to give an EnvironmentReturn({', '.join(EnvironmentReturn._fields)})"
+            )
+        result: EnvironmentReturn[Any] = EnvironmentReturn(*given)
         nothing: list[Any] = [None] * len(batch)
         return result._replace(
+            metadata=nothing if result.metadata is None else result.metadata,
             next_stop_strings=nothing if result.next_stop_strings is None else result.next_stop_strings,
             answers=nothing if result.answers is None else result.answers,
         )
@@ -129,15 +85,18 @@ class EnvironmentDispatch:
     async def _called(self, task: str, batch: list[LLMMessageLogType], metadata: list[Any]) -> Any:
         environment = self._environment(task)
         step = environment.step
-        if hasattr(step, "remote"):  # a Ray actor; what it gives can be awaited
-            return await step.remote(batch, metadata)
-        if inspect.iscoroutinefunction(step):
-            return await step(batch, metadata)
-        threads = self._threads.get(id(environment))
-        if threads is None:
-            threads = self._threads[id(environment)] = _Threads(self._concurrency, task)
-        result = await threads.run(step, batch, metadata)
-        return await result if inspect.isawaitable(result) else result
+        if not hasattr(step, "remote") and not inspect.iscoroutinefunction(step):
+            threads = self._threads.get(id(environment))
+            if threads is None:
+                threads = self._threads[id(environment)] = threads_of(environment)
+                threads.allow(self._concurrency)
+            given = await threads.run(step, batch, metadata, limit_s=self._step_limit_s)
+            if not inspect.isawaitable(given):
+                return given
+        else:
+            given = getattr(step, "remote", step)(batch, metadata)  # what a Ray actor gives can be awaited
+        async with within(self._step_limit_s, "a step of the environment"):
+            return await given
 
 
 def _as_shown(message_log: LLMMessageLogType) -> LLMMessageLogType:

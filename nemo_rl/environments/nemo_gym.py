@@ -89,6 +89,14 @@ class _Clock:
         }
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What belongs to one event loop."""
+
+    client: ServerClient
+    slots: asyncio.Semaphore
+
+
 class _GymServers:
     """The servers of a configuration, hosted in this process, or those that a running `ng_run` looks after.
 
@@ -113,12 +121,12 @@ class _GymServers:
         self._overrides = overrides
         self._head = _address(head_server) if isinstance(head_server, str) else head_server
         self._limits = RowLimits(max_concurrent_rows, row_timeout_s, call_timeout_s)
-        self._slots = asyncio.Semaphore(max_concurrent_rows)
         self._running = AsyncExitStack()
-        self._opened: ServerClient | None = None
+        self._opened: _Opened | None = None
 
     async def __aenter__(self) -> Self:
-        self._opened = await self._running.enter_async_context(self._servers())
+        client = await self._running.enter_async_context(self._servers())
+        self._opened = _Opened(client, asyncio.Semaphore(self._limits.max_concurrent_rows))
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -134,7 +142,7 @@ class _GymServers:
             yield await asyncio.to_thread(RolloutCollectionHelper().setup_server_client, self._head)
 
     @property
-    def _client(self) -> ServerClient:
+    def _open(self) -> _Opened:
         if self._opened is None:
             raise RuntimeError(f"the servers are not open; use `async with {type(self).__name__}(…) as gym:`")
         return self._opened
@@ -174,7 +182,7 @@ class _GymServers:
 
     async def _play(self, row: Row) -> Any:
         agent = row[AGENT_REF_KEY_NAME]["name"]
-        async with self._slots:
+        async with self._open.slots:
             current_activity.set(Activity(f"row {row[_ROWIDX]}", self._limits.call_timeout_s))
             answer = await self._post(agent, "/run", row, self._limits.row_timeout_s)
         _refuse_filed(answer, agent)
@@ -182,7 +190,7 @@ class _GymServers:
 
     async def _post(self, server: str, path: str, body: Any, longest_s: float) -> Any:
         try:
-            response = await self._client.post(server, path, json=body, timeout=longest_s)
+            response = await self._open.client.post(server, path, json=body, timeout=longest_s)
             response.raise_for_status()
             return await response.json()
         except ServerCallError as error:
@@ -250,4 +258,5 @@ def _refuse_filed(answer: Any, agent: str) -> None:
     failure_class = str(answer.get(NG_FAILURE_CLASS_KEY) or "data")
     why = answer.get(NG_JUDGE_ERROR_KEY) or "no reason given"
     text = f"{agent} filed this rollout as {failure_class!r}: {why}"
-    raise GymTransportError(text) if failure_class == "infrastructure" else RolloutDataFailure(text)
+    is_infra = failure_class in ("infrastructure", "timeout")
+    raise GymTransportError(text) if is_infra else RolloutDataFailure(text)

@@ -67,7 +67,8 @@ _INFRA_NAMES = frozenset(
     {
         *("ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError"),  # aiohttp
         *("TransportError", "TimeoutException"),  # httpx
-        *("Timeout", "ChunkedEncodingError"),  # requests
+        *("ConnectionError", "Timeout", "ChunkedEncodingError"),  # requests
+        *("URLError", "gaierror"),  # urllib and socket
         *("APIConnectionError", "APITimeoutError"),  # openai
         *("ProtocolError", "MaxRetryError", "NewConnectionError"),  # urllib3
         *("RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "OwnerDiedError"),

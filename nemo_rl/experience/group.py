@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nemo_rl.experience.failures import FailureClass, classify_rollout_failure
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_PROMPT_IDX: ContextVar[int | None] = ContextVar("prompt_idx", default=None)
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -28,14 +31,32 @@ class Played(Generic[T]):
     failures: dict[int, Exception]
 
 
-async def all_or_nothing(plays: Sequence[Awaitable[T]]) -> list[T]:
+@contextmanager
+def playing(prompt_idx: int) -> Iterator[None]:
+    """Whose group it is, for what is logged within this."""
+    token = _PROMPT_IDX.set(prompt_idx)
+    try:
+        yield
+    finally:
+        _PROMPT_IDX.reset(token)
+
+
+def current_prompt() -> str:
+    """For a log: the group that the running code plays."""
+    return f"prompt_idx={_PROMPT_IDX.get()}"
+
+
+async def all_or_nothing(plays: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """In order; when one fails, the others are cancelled and awaited before it is told."""
-    tasks = [asyncio.ensure_future(play) for play in plays]
+    tasks = [asyncio.create_task(play) for play in plays]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
-            task.cancel()
+            if (
+                not task.cancelling()
+            ):  # where the group is cancelled all are: twice would break their cleaning up
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
 
@@ -46,7 +67,6 @@ async def play_members(
     integrity: GroupIntegrity,
     retry_policy: RolloutRetryPolicy,
     *,
-    prompt_idx: int,
     sleep: Sleep = asyncio.sleep,
 ) -> Played[T]:
     """Play members 0 … count−1 under these rules; raises where the group is not to be."""
@@ -58,7 +78,7 @@ async def play_members(
             except Exception as error:  # the boundary of a try: what may be tried again is, all else goes up
                 if classify_rollout_failure(error) is not FailureClass.INFRA:
                     raise
-                logger.warning("prompt_idx=%s traj_idx=%s is tried again: %s", prompt_idx, index, error)
+                logger.warning("%s traj_idx=%s is tried again: %s", current_prompt(), index, error)
             await sleep(retry_policy.backoff_s(failures))
         return await play(index)
 
@@ -66,7 +86,7 @@ async def play_members(
         try:
             return await member(index)
         except Exception as error:  # the boundary of a member: a failed one is data
-            logger.warning("prompt_idx=%s traj_idx=%s failed: %s", prompt_idx, index, error)
+            logger.warning("%s traj_idx=%s failed: %s", current_prompt(), index, error)
             return error
 
     if integrity.on_member_failure == "drop":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_rl.experience.failures import FailureClass, GymTransportError, classify_rollout_failure
-from nemo_rl.experience.group import Sleep
+from nemo_rl.experience.group import Sleep, current_prompt
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 Timing = Mapping[str, float]
 ROWIDX = "_rowidx"
+_WORK = "postprocess_results"
 
 
 @dataclass
@@ -40,6 +41,12 @@ class Delivered:
         if rowidx in self.results:
             raise ValueError(f"the Gym handle gave row {rowidx} twice")
         self.results[rowidx] = result
+
+    def add_timing(self, spent: Timing, timer_prefix: str) -> None:
+        """Dispatches one after the other take as long as all of them."""
+        for key, value in spent.items():
+            self.timing[key] = self.timing.get(key, 0.0) + value
+        _set_share(self.timing, timer_prefix)
 
     def missing(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if row[ROWIDX] not in self.results]
@@ -72,22 +79,26 @@ class RowDispatch:
                 error = GymTransportError(text)
             if failures >= self.attempts:
                 raise error
-            logger.warning("%s of %s rows are sent again: %s", len(missing), len(rows), error)
+            logger.warning(
+                "%s: %s of %s rows are sent again: %s", current_prompt(), len(missing), len(rows), error
+            )
             self.stats.gym_row_redispatches += len(missing)
             await self.sleep(self.retry_policy.backoff_s(failures))
 
     async def _send(self, rows: Sequence[Row], timer_prefix: str, delivered: Delivered) -> Exception | None:
         """One dispatch; gives the outage that ended it, raises anything else."""
-        sent = [row[ROWIDX] for row in rows]
+        sent, spent = [row[ROWIDX] for row in rows], dict[str, float]()
         try:
             async with aclosing(_row_stream(self.handle, rows, self.tokenizer, timer_prefix)) as stream:
                 async for rowidx, result, timing in stream:
                     delivered.place(rowidx, result, sent)
-                    delivered.timing.update(timing or {})
+                    spent |= timing or {}
         except Exception as error:  # the boundary to the handle: an outage is worth another try
             if classify_rollout_failure(error) is not FailureClass.INFRA:
                 raise
             return error
+        finally:
+            delivered.add_timing(spent, timer_prefix)
         return None
 
 
@@ -98,7 +109,13 @@ async def _row_stream(
     run = handle.run_rollouts
     answer = getattr(run, "remote", run)(list(rows), tokenizer, timer_prefix)
     if not hasattr(answer, "__aiter__"):
-        results, timing = await answer if inspect.isawaitable(answer) else answer
+        given = await answer if inspect.isawaitable(answer) else answer
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise ValueError(
+                f"run_rollouts of the Gym handle gave {type(given).__name__}; as a coroutine it gives "
+                "(results, timing), as an async generator (rowidx, result, timing or None)"
+            )
+        results, timing = given
         if len(results) > len(rows):
             raise ValueError(f"the Gym handle gave {len(results)} results for {len(rows)} rows")
         for row, result in zip(rows, results, strict=False):  # one that gives too few is told by the caller
@@ -116,17 +133,20 @@ async def _row_stream(
 def merged_timings(timings: Sequence[Timing], timer_prefix: str) -> dict[str, float]:
     """Of calls at the same time: the longest wait, and all the work, which one event loop does."""
     merged: dict[str, float] = {}
-    work, wait, share = (
-        f"{timer_prefix}/{name}"
-        for name in ("postprocess_results", "await_results", "postprocess_results_pct")
-    )
+    work = f"{timer_prefix}/{_WORK}"
     for timing in timings:
         for key, value in timing.items():
             merged[key] = merged.get(key, 0.0) + value if key == work else max(merged.get(key, value), value)
-    if share in merged and work in merged and wait in merged:
-        total_s = merged[work] + merged[wait]
-        merged[share] = 100.0 * merged[work] / total_s if total_s else 0.0
+    _set_share(merged, timer_prefix)
     return merged
+
+
+def _set_share(timing: dict[str, float], timer_prefix: str) -> None:
+    """Of the work in all the time, where both are told."""
+    work, wait, share = (f"{timer_prefix}/{name}" for name in (_WORK, "await_results", f"{_WORK}_pct"))
+    if share in timing and work in timing and wait in timing:
+        total_s = timing[work] + timing[wait]
+        timing[share] = 100.0 * timing[work] / total_s if total_s else 0.0
 
 
 def _listed(rows: Any) -> str:

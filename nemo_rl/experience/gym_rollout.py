@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.experience.failures import RolloutDataFailure
-from nemo_rl.experience.group import Played, Sleep, described, play_members
+from nemo_rl.experience.group import Played, Sleep, described, play_members, playing
 from nemo_rl.experience.gym_dispatch import ROWIDX, Row, RowDispatch, merged_timings
 from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 TASK_NAME = "nemo_gym"
 TIMER_PREFIX = "timing/rollout"
-NO_PROMPT = -1
-"""In the log, where rows are played that are no prompt's."""
+_FAILURES = "_failures"
+"""Among the metrics of `_run_rollouts`, whose form is published: who failed, and with what."""
 _NOT_FOR_GYM = ("stop_strings", "stop_token_ids", "top_k")
 """Settings of generation that rows have no place for."""
 _MOST_OFF = 1e-6
-"""Between a reward and the sum of its components: rounding."""
+"""Between a reward and the sum of its components, as a share of it where it is large: rounding."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,17 @@ class AsyncNemoGymRolloutImpl:
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
         """Run num_generations_per_prompt rollouts for one prompt."""
         prompt_idx = input_sample["idx"]
-        timer, failures = Timer(), dict[int, Exception]()
+        timer = Timer()
         timer.start(f"{TIMER_PREFIX}/total")
         inputs = self._build_inputs(input_sample)
         try:
-            completions, metrics = await self._run_rollouts(
-                inputs, timer, TIMER_PREFIX, prompt_idx=prompt_idx, failures=failures
-            )
+            with playing(prompt_idx):
+                completions, metrics = await self._run_rollouts(inputs, timer, TIMER_PREFIX)
         except Exception as error:
             error.add_note(f"in the group of prompt_idx={prompt_idx}")
             raise
         timer.stop(f"{TIMER_PREFIX}/total")
+        failures: dict[int, Exception] = metrics.pop(_FAILURES, {})
         return PromptGroupRecord(
             prompt_idx=prompt_idx,
             prompt=completions[0].message_log[:1],
@@ -124,6 +124,11 @@ class AsyncNemoGymRolloutImpl:
     def _build_inputs(self, input_sample: DatumSpec) -> list[Row]:
         """A row for each completion, with the sampling of the configuration."""
         template: Any = _copied(input_sample["extra_env_info"])
+        if not isinstance(template, dict):
+            raise ValueError(
+                f"prompt_idx={input_sample['idx']}: extra_env_info is {type(template).__name__}; on the Gym "
+                "path it is the row that is played, with responses_create_params and agent_ref"
+            )
         params, config = template["responses_create_params"], self.generation_config
         limits = (params.get("max_output_tokens"), config["max_new_tokens"])
         params["temperature"] = config["temperature"]
@@ -140,30 +145,22 @@ class AsyncNemoGymRolloutImpl:
         return rows
 
     async def _run_rollouts(
-        self,
-        inputs: list[Row],
-        timer: Timer,
-        timer_prefix: str,
-        *,
-        prompt_idx: int = NO_PROMPT,
-        failures: dict[int, Exception] | None = None,
+        self, inputs: list[Row], timer: Timer, timer_prefix: str
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Play the rows; gives the members in order and their numbers, puts who failed into `failures`."""
+        """Play the rows; gives the members in order, and their numbers."""
         agent_name = inputs[0]["agent_ref"]["name"]
         with timer.time(f"{timer_prefix}/run_rollouts"):
             if self._integrity.on_member_failure == "drop":
                 completions, timing = await self._play_together(inputs, timer_prefix)
                 failed: dict[int, Exception] = {}
             else:
-                played = await self._play_apart(inputs, timer_prefix, prompt_idx)
+                played = await self._play_apart(inputs, timer_prefix)
                 completions, failed = self._members(played), played.failures
                 timing = merged_timings([one.timing for one in played.results.values()], timer_prefix)
         with timer.time(f"{timer_prefix}/compute_metrics"):
             metrics = self._compute_rollout_metrics(completions, agent_name)
         if failed:
-            metrics["failed_members"] = len(failed)
-        if failures is not None:
-            failures |= failed
+            metrics |= {"failed_members": len(failed), _FAILURES: failed}
         return completions, metrics | timing
 
     async def _play_together(
@@ -174,7 +171,7 @@ class AsyncNemoGymRolloutImpl:
             delivered = await self._dispatch().play(inputs, timer_prefix)
         return [self._member(delivered.results[row[ROWIDX]], row[ROWIDX]) for row in inputs], delivered.timing
 
-    async def _play_apart(self, inputs: list[Row], timer_prefix: str, prompt_idx: int) -> Played[_Member]:
+    async def _play_apart(self, inputs: list[Row], timer_prefix: str) -> Played[_Member]:
         """Each row in a dispatch of its own, at the same time: the failure of one is its own."""
         dispatch = self._dispatch()
 
@@ -184,7 +181,7 @@ class AsyncNemoGymRolloutImpl:
             return _Member(self._member(delivered.results[index], index), delivered.timing)
 
         once = replace(self._integrity, member_attempts=1)  # a row's own tries are the dispatch's
-        return await play_members(play, len(inputs), once, self._retry_policy, prompt_idx=prompt_idx)
+        return await play_members(play, len(inputs), once, self._retry_policy)
 
     def _dispatch(self) -> RowDispatch:
         if TASK_NAME not in self.task_to_env:
@@ -263,7 +260,8 @@ def _checked_reward(full_result: dict[str, Any]) -> float:
     if isinstance(components, dict):
         numbers = [value for value in components.values() if isinstance(value, bool | int | float)]
         total = math.fsum(numbers)
-        if len(numbers) < len(components) or not abs(total - reward) <= _MOST_OFF:
+        is_sum = math.isclose(total, reward, rel_tol=_MOST_OFF, abs_tol=_MOST_OFF)
+        if len(numbers) < len(components) or not is_sum:
             raise RolloutDataFailure(
                 f"reward_components {components} do not add up to the reward {reward:g}; mend the verifier"
             )

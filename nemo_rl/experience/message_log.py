@@ -22,7 +22,8 @@ else:
 def as_token_ids(values: Any) -> torch.Tensor:
     """One-dimensional int64, of a list or a tensor of any type, nested or not; itself where it is that."""
     if isinstance(values, torch.Tensor):
-        return values.reshape(-1).to(torch.int64)
+        is_right = values.dtype is torch.int64 and values.dim() == 1
+        return values if is_right else values.reshape(-1).to(torch.int64)
     if values and isinstance(values[0], list):
         values = [value for row in values for value in row]
     return torch.tensor(values, dtype=torch.int64)

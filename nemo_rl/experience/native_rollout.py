@@ -10,6 +10,7 @@ import asyncio
 import copy
 import hashlib
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from nemo_rl.experience.failures import (
     RolloutFailure,
     classify_rollout_failure,
 )
-from nemo_rl.experience.group import Played, Sleep, described, play_members
+from nemo_rl.experience.group import Played, Sleep, current_prompt, described, play_members, playing
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_token_ids, copied, flat_token_ids
 from nemo_rl.experience.metrics import native_metrics
@@ -158,21 +159,23 @@ class AsyncRolloutImpl:
         self._retry_policy = retry_policy or RolloutRetryPolicy.single_attempt()
         self._seed = seed
         self._sleep = sleep
-        self._environments = EnvironmentDispatch(task_to_env, env_concurrency)
+        self._has_warned = False
+        self._environments = EnvironmentDispatch(
+            task_to_env, env_concurrency, step_limit_s=self._timeouts.env_s
+        )
 
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
         """Run num_generations_per_prompt rollouts for one prompt."""
         task_name, prompt_idx = input_sample["task_name"], input_sample["idx"]
         timer = Timer()
         timer.start(f"{TIMER_PREFIX}/total")
-        with timer.time(f"{TIMER_PREFIX}/run_rollouts"):
+        with timer.time(f"{TIMER_PREFIX}/run_rollouts"), playing(prompt_idx):
             async with within(self._timeouts.rollout_s, f"the group of prompt_idx={prompt_idx}"):
                 played = await play_members(
                     lambda traj_idx: self._run_single_rollout(input_sample, traj_idx),
                     self.num_generations_per_prompt,
                     self._integrity,
                     self._retry_policy,
-                    prompt_idx=prompt_idx,
                     sleep=self._sleep,
                 )
         with timer.time(f"{TIMER_PREFIX}/aggregate_metrics"):
@@ -217,27 +220,31 @@ class AsyncRolloutImpl:
             stop_strings=input_sample.get("stop_strings"),
         )
         who = f"prompt_idx={input_sample['idx']} traj_idx={traj_idx}"
-        while trajectory.turn_count < self.max_rollout_turns and not trajectory.is_over:
+        while not self._is_over(trajectory):
             trajectory.turn_count += 1
             seed = self._turn_seed(input_sample["idx"], traj_idx, trajectory.turn_count)
             await self._generate_turn(trajectory, seed, who)
             await self._step_environment(trajectory, input_sample["task_name"], who)
-            if trajectory.idle_turns >= _IDLE_TURNS:
+            if trajectory.idle_turns >= _IDLE_TURNS and not self._is_over(trajectory):
                 raise RolloutDataFailure(
                     f"{who}: {_IDLE_TURNS} turns in a row added no token, neither the policy's nor the "
                     "environment's; it would go on so for ever"
                 )
         return trajectory.completion(traj_idx), trajectory.metrics(self.max_rollout_turns)
 
+    def _is_over(self, trajectory: _Trajectory) -> bool:
+        return trajectory.is_over or trajectory.turn_count >= self.max_rollout_turns
+
     async def _generate_turn(self, trajectory: _Trajectory, seed: int | None, who: str) -> None:
+        seeded = {} if seed is None else {"seed": seed}  # whoever overrides the method may know of none
         try:
             async with within(self._timeouts.generation_s, f"{who}: a turn's generation"):
                 message, input_lengths, told = await self._generate_response(
-                    trajectory.message_log, trajectory.stop_strings, seed=seed
+                    trajectory.message_log, trajectory.stop_strings, **seeded
                 )
         except Exception as error:  # the boundary to the backend: told as what it means for the rollout
             raise _generation_failure(error, who) from error
-        trajectory.add_turn(message, int(input_lengths[0]), told)
+        trajectory.add_turn(message, int(input_lengths.item()), told)
 
     async def _generate_response(
         self, message_log: LLMMessageLogType, stop_strings: list[str] | None, *, seed: int | None = None
@@ -264,24 +271,32 @@ class AsyncRolloutImpl:
             "token_ids": token_ids,
         }
         if "logprobs" in output:
-            message["generation_logprobs"] = output["logprobs"][0, input_length:end].clone()
+            message["generation_logprobs"] = _checked_logprobs(output["logprobs"][0, input_length:end])
         else:
-            _warn_untrainable()
+            self._warn_untrainable()
         if "routed_experts" in output:  # [tokens, layers, topk], for learners that route as the sampler did
             message["routed_experts"] = output["routed_experts"][0, input_length:end].clone()
         return message, input_lengths, _told_by(output)
 
     async def _step_environment(self, trajectory: _Trajectory, task_name: str, who: str) -> None:
-        async with within(self._timeouts.env_s, f"{who}: a step of the environment"):
+        try:
             step = await self._environments.step(
                 [task_name], [trajectory.message_log], [trajectory.env_state]
             )
+        except Exception as error:
+            error.add_note(f"in the environment's step for {who}")
+            raise
         if not isinstance(step.rewards, torch.Tensor):
             raise AssertionError(
                 f"the environment of task {task_name!r} gave rewards of type {type(step.rewards).__name__}; "
                 "rollouts here take one reward, a tensor [B]"
             )
-        trajectory.reward += float(step.rewards[0])
+        reward = float(step.rewards[0])
+        if not math.isfinite(reward):
+            raise RolloutDataFailure(
+                f"{who}: the environment gave a reward of {reward}, of which there is no baseline"
+            )
+        trajectory.reward += reward
         trajectory.terminated = bool(step.terminateds[0])
         trajectory.final_metadata = step.metadata[0]
         observation = step.observations[0]
@@ -289,6 +304,14 @@ class AsyncRolloutImpl:
         shown = {"role": observation["role"], "content": observation["content"]}
         trajectory.add_observation(shown, token_ids, self.max_seq_len)
         _carry_on(trajectory, step)
+
+    def _warn_untrainable(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s: the backend gives no log-probabilities: nothing that it generates can be trained on",
+                current_prompt(),
+            )
 
     def _tokenized(self, text: str) -> torch.Tensor:
         """Raw text: no template, no special tokens."""
@@ -321,6 +344,12 @@ def _carry_on(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:
         trajectory.env_state = step.metadata[0]
 
 
+def _checked_logprobs(logprobs: torch.Tensor) -> torch.Tensor:
+    if math.isnan(float(logprobs.sum())):
+        raise RuntimeError("NaN among the log-probabilities of the backend")
+    return logprobs.clone()
+
+
 def _told_by(output: BatchedDataDict[Any]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if "gen_leader_worker_idx" in output:
@@ -336,7 +365,3 @@ def _generation_failure(error: Exception, who: str) -> RolloutFailure:
     if classify_rollout_failure(error) is FailureClass.INFRA:
         return GenerationUnavailable(text)
     return RolloutDataFailure(text)
-
-
-def _warn_untrainable() -> None:
-    logger.warning("the backend gives no log-probabilities: nothing that it generates can be trained on")

@@ -14,6 +14,7 @@ from nemo_rl.experience.failures import (
     FailureClass,
     RolloutDataFailure,
     RolloutRedispatchExhausted,
+    RolloutStall,
     classify_rollout_failure,
 )
 from nemo_rl.experience.group import Sleep
@@ -144,6 +145,8 @@ class RolloutManager:
         while True:
             try:
                 await self._push_once(self._buffer, input_sample, target_step, inflight_registry)
+            except (RolloutRedispatchExhausted, RolloutStall):  # the run must end
+                raise
             except Exception as error:  # the boundary of a try: what follows is the policy's decision
                 if classify_rollout_failure(error) is FailureClass.INFRA:
                     is_dropped = await self._after_infra_failure(error, tries, input_sample["idx"])

@@ -1,5 +1,6 @@
 """Metrics of groups as W&B shows them: histograms and tables made of the plain data they are here."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,13 +11,19 @@ def as_wandb(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """`wandb.log(as_wandb(record.rollout_metrics))`."""
     wandb = load_extra("wandb", "wandb", "as_wandb")
 
-    def shown(value: Any) -> Any:
+    def histogram(values: list[Any]) -> Any:
+        """W&B's takes no infinite numbers."""
+        return wandb.Histogram([value for value in values if math.isfinite(value)])
+
+    def shown(key: str, value: Any) -> Any:
+        if key.startswith("histogram/"):
+            return histogram(value)
         match value:
             case {"values": list(values), **rest} if not rest:
-                return wandb.Histogram(values)
+                return histogram(values)
             case {"columns": list(columns), "data": list(data), **rest} if not rest:
                 return wandb.Table(columns=columns, data=data)
             case _:
                 return value
 
-    return {key: shown(value) for key, value in metrics.items()}
+    return {key: shown(key, value) for key, value in metrics.items()}

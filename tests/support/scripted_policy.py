@@ -18,7 +18,7 @@ class Turn:
     token_ids: Sequence[int]
     logprobs: Sequence[float] | None = None
     truncated: bool = False
-    worker: int | None = None
+    worker: int | list[int] | None = None
     error: Exception | None = None
     after: asyncio.Event | None = None
     """Waited for before it is said."""
@@ -36,6 +36,7 @@ class Step:
     metadata: dict[str, Any] | None = None
     next_stops: list[str] | None = None
     error: Exception | None = None
+    role: str = "environment"
 
 
 @dataclass
@@ -90,7 +91,7 @@ class ScriptedGeneration:
         if self.with_logprobs:
             output["logprobs"] = torch.tensor([[0.0] * length + logprobs + [0.0, 0.0]], dtype=torch.float32)
         if turn.worker is not None:
-            output["gen_leader_worker_idx"] = [[turn.worker]]
+            output["gen_leader_worker_idx"] = [turn.worker]
         return output
 
 
@@ -108,7 +109,7 @@ class ScriptedEnvironment(EnvironmentInterface[dict[str, Any]]):
         if step.error is not None:
             raise step.error
         return EnvironmentReturn(
-            observations=[{"role": "environment", "content": step.observation}],
+            observations=[{"role": step.role, "content": step.observation}],
             metadata=[step.metadata],
             next_stop_strings=[step.next_stops],
             rewards=torch.tensor([step.reward]),

@@ -8,10 +8,11 @@ SPECIAL = (0, 2)
 
 class ToyTokenizer:
     pad_token_id = 0
-    eos_token_id = 2
+    bos_token_id = eos_token_id = 2
 
     def __call__(self, text: str, add_special_tokens: bool = True, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
+        specials = [self.bos_token_id] if add_special_tokens else []
+        return {"input_ids": specials + [int(word) for word in text.split()]}
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         ids = [int(token) for token in token_ids]

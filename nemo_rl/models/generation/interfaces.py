@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from nemo_rl.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
 
     from nemo_rl.distributed.batched_data_dict import BatchedDataDict
+else:
+    torch = lazy("torch")
 
 
-class GenerationConfig(TypedDict):
-    """How is generated; `policy.generation` of a trainer's configuration."""
-
+class _NeededConfig(TypedDict):
     backend: str
     max_new_tokens: int
     temperature: float
@@ -25,30 +27,36 @@ class GenerationConfig(TypedDict):
     """None, 0 and -1: all tokens."""
     stop_token_ids: list[int] | None
     stop_strings: list[str] | None
-    model_name: NotRequired[str]
-    colocated: NotRequired[dict[str, Any]]
-    port_range_low: NotRequired[int]
-    port_range_high: NotRequired[int]
-    use_async_rollouts: NotRequired[bool]
-    _pad_token_id: NotRequired[int]
 
 
-class GenerationDatumSpec(TypedDict):
-    """What is to be continued."""
+class GenerationConfig(_NeededConfig, total=False):
+    """How is generated; `policy.generation` of a trainer's configuration."""
 
+    model_name: str
+    colocated: dict[str, Any]
+    port_range_low: int
+    port_range_high: int
+    use_async_rollouts: bool
+    _pad_token_id: int
+
+
+class _NeededDatum(TypedDict):
     input_ids: torch.Tensor
     """`[B, T]` int64, padded on the right."""
     input_lengths: torch.Tensor
     """`[B]` int32."""
-    stop_strings: NotRequired[list[list[str] | None]]
+
+
+class GenerationDatumSpec(_NeededDatum, total=False):
+    """What is to be continued."""
+
+    stop_strings: list[list[str] | None]
     """Of each, besides those of the configuration."""
-    seeds: NotRequired[list[int]]
+    seeds: list[int]
     """Of each: the same seed and prompt give the same tokens, where the backend can do that."""
 
 
-class GenerationOutputSpec(TypedDict):
-    """What was generated; matched stop strings and the end-of-sequence token stay in it."""
-
+class _NeededOutput(TypedDict):
     output_ids: torch.Tensor
     """`[B, T']` int64: prompt and generation, padded on the right."""
     generation_lengths: torch.Tensor
@@ -57,11 +65,16 @@ class GenerationOutputSpec(TypedDict):
     """`[B]` int64: prompt and generation."""
     logprobs: torch.Tensor
     """`[B, T']` float32; 0 over prompt and padding."""
-    truncated: NotRequired[torch.Tensor]
+
+
+class GenerationOutputSpec(_NeededOutput, total=False):
+    """What was generated; matched stop strings and the end-of-sequence token stay in it."""
+
+    truncated: torch.Tensor
     """`[B]` bool: the length limit ended it."""
-    routed_experts: NotRequired[torch.Tensor]
+    routed_experts: torch.Tensor
     """`[B, T', layers, topk]`: which experts each token went to, of a mixture of experts."""
-    gen_leader_worker_idx: NotRequired[list[Any]]
+    gen_leader_worker_idx: list[Any]
     """Who served it: an int, or a list of one."""
 
 

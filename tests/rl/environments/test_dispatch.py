@@ -12,6 +12,7 @@ import torch
 
 from nemo_rl.environments.dispatch import EnvironmentDispatch
 from nemo_rl.environments.interfaces import EnvironmentReturn
+from nemo_rl.experience.failures import RolloutTimeout
 
 pytestmark = pytest.mark.torch
 
@@ -31,7 +32,7 @@ class Plain:
     def __init__(self, name: str = "plain") -> None:
         self.name = name
         self.batches: list[int] = []
-        self.threads: set[str] = set()
+        self.threads: set[int] = set()
         self.running = 0
         self.most_running = 0
 
@@ -39,7 +40,7 @@ class Plain:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.batches.append(len(logs))
-        self.threads.add(threading.current_thread().name)
+        self.threads.add(threading.get_ident())
         time.sleep(0.005)
         self.running -= 1
         return answers(logs, metadata, self.name)
@@ -139,7 +140,62 @@ def test_a_plain_object_is_called_by_as_many_at_once_as_allowed(concurrency: int
     asyncio.run(play(environment))
     assert len(environment.threads) == concurrency
     assert environment.most_running == 1 if concurrency == 1 else environment.most_running <= concurrency
-    assert threading.current_thread().name not in environment.threads
+    assert threading.get_ident() not in environment.threads
+
+
+def test_a_plain_object_is_called_once_at_a_time_whoever_steps_it() -> None:
+    async def play(environment: Plain) -> None:
+        dispatches = [EnvironmentDispatch({"a": environment}) for _ in range(2)]
+        await asyncio.gather(*(dispatches[n % 2].step(["a"], [log("x")], [{}]) for n in range(12)))
+
+    environment = Plain()
+    asyncio.run(play(environment))
+    assert environment.most_running == 1
+
+
+def test_tasks_of_one_batch_are_stepped_at_the_same_time() -> None:
+    async def play() -> EnvironmentReturn[Any]:
+        here = asyncio.Barrier(2)
+
+        class Meeting(Coroutine):
+            async def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+                await here.wait()
+                return await super().step(logs, metadata)
+
+        dispatch = EnvironmentDispatch({"a": Meeting(), "b": Meeting()})
+        async with asyncio.timeout(20):
+            return await dispatch.step(["a", "b"], [log("x"), log("y")], [{}, {}])
+
+    assert len(asyncio.run(play()).observations) == 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Coroutine])
+def test_a_step_that_takes_too_long_is_a_timeout(kind: Any) -> None:
+    class Slow(kind):  # type: ignore[misc]
+        def step(self, logs: list[Any], metadata: list[Any]) -> Any:
+            return time.sleep(0.2) if kind is Plain else asyncio.sleep(60)
+
+    with pytest.raises(RolloutTimeout, match=r"a step of the environment took longer than 0\.02 s"):
+        step({"a": Slow()}, ["a"], [log("x")], step_limit_s=0.02)
+
+
+def test_an_environment_need_not_say_what_it_has_nothing_to_say_of() -> None:
+    class Terse(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            return super().step(logs, metadata)._replace(metadata=None)  # type: ignore[arg-type]
+
+    assert step({"a": Terse()}, ["a"], [log("x")]).metadata == [None]
+
+
+def test_a_step_that_gives_something_else_is_told_what_to_give() -> None:
+    class Nothing(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> Any:
+            return None
+
+    with pytest.raises(
+        TypeError, match=r"task 'a' gave NoneType from step; .*EnvironmentReturn\(observations"
+    ):
+        step({"a": Nothing()}, ["a"], [log("x")])
 
 
 def test_an_environment_that_hangs_keeps_no_process_alive() -> None:

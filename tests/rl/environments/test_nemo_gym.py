@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.errors import HeadServerUnreachableError
@@ -123,7 +124,7 @@ def test_results_come_as_rows_are_done_and_the_last_one_tells_the_time() -> None
         assert [rowidx for rowidx, _, _ in given] == [1, 2, 0]
         assert [timing for _, _, timing in given[:2]] == [None, None]
         for rowidx, result, _ in given:
-            assert result["message_log"][1]["token_ids"].tolist() == [rowidx + 20, 2]
+            assert torch.equal(result["message_log"][1]["token_ids"], torch.tensor([rowidx + 20, 2]))
             assert result["full_result"]["response"]["output"][0]["generation_str"] == f"{rowidx + 20} 2"
         timing = given[-1][2]
         names = ("await_results", "postprocess_results", "postprocess_results_pct")
@@ -230,7 +231,8 @@ def test_rollout_that_its_judge_could_not_score_has_no_reward() -> None:
     error = failure(says=says)
     assert type(error) is RolloutDataFailure
     assert str(error) == "playing filed this rollout as 'judge_failed': no verdict"
-    assert type(failure(says={"_ng_failure_class": "infrastructure"})) is GymTransportError
+    for outage in ("infrastructure", "timeout"):
+        assert type(failure(says={"_ng_failure_class": outage})) is GymTransportError
 
 
 def test_agent_that_nobody_serves_is_named_with_those_there_are() -> None:
@@ -321,6 +323,16 @@ def test_handle_can_be_opened_again_and_says_when_it_is_not_open() -> None:
             await streamed(gym, row(0))
 
     asyncio.run(use())
+
+
+def test_handle_can_be_opened_in_one_loop_after_another() -> None:
+    gym = NemoGym([CONFIG_PATH], max_concurrent_rows=1)
+
+    async def use() -> int:
+        async with gym:
+            return len(await streamed(gym, *(row(rowidx) for rowidx in range(3))))
+
+    assert [asyncio.run(use()) for _ in range(2)] == [3, 3]
 
 
 @pytest.mark.parametrize(

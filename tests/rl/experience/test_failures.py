@@ -1,6 +1,11 @@
 """Infrastructure or data: what may be tried again."""
 
 import pickle
+import socket
+import urllib.error
+from concurrent.futures.process import BrokenProcessPool
+from email.message import Message
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +41,12 @@ def caused(error: Exception, *causes: Exception) -> Exception:
     return error
 
 
-class ActorDiedError(type("RayActorError", (Exception,), {})):  # type: ignore[misc]  # as Ray has it
+def named(name: str, base: type[Exception] = Exception) -> Any:
+    """A class of a library that need not be installed."""
+    return type(name, (base,), {})
+
+
+class ActorDiedError(named("RayActorError")):  # type: ignore[misc]  # as Ray has it
     pass
 
 
@@ -63,6 +73,14 @@ class ActorDiedError(type("RayActorError", (Exception,), {})):  # type: ignore[m
         (aiohttp.ServerDisconnectedError(), INFRA),
         (aiohttp.ClientPayloadError(), INFRA),
         (ActorDiedError(), INFRA),
+        (named("ConnectError", named("TransportError"))(), INFRA),  # httpx
+        (named("APIConnectionError")(), INFRA),  # openai
+        (named("ConnectionError", OSError)(), INFRA),  # requests
+        (named("RequestException", OSError)(), DATA),
+        (urllib.error.URLError("refused"), INFRA),
+        (urllib.error.HTTPError("http://x", 404, "none", Message(), BytesIO()), DATA),
+        (socket.gaierror(), INFRA),
+        (BrokenProcessPool(), INFRA),
     ],
     ids=repr,
 )

@@ -57,10 +57,17 @@ def test_tokens_and_turns_are_counted_by_message() -> None:
     assert (metrics["truncation_rate"], metrics["natural_termination_rate"]) == (0.5, 0.5)
 
 
-def test_keys_of_the_native_path_alone_are_absent() -> None:
-    metrics = gym_metrics([completion({})], "calc")
-    native = ("total_turns", "env_tokens_per_sample", "max_turns_reached_rate", "per_worker", "histogram/")
-    assert not [key for key in metrics if key.startswith(native)]
+def test_the_metrics_of_a_group_have_exactly_the_published_keys_and_the_added_ones() -> None:
+    metrics = gym_metrics([completion({"reward": 1, "note": "x"})], "calc")
+    six = ("mean", "max", "min", "median", "stddev", "histogram")
+    keyed = ("total_reward", "turns_per_sample", "total_tokens_per_sample", "gen_tokens_per_sample")
+    keyed += ("max_gen_tokens_per_turn", "calc/reward")
+    published = {f"{key}/{kind}" for key in keyed for kind in six}
+    published |= {"turns_per_sample/p95", "turns_per_sample/p99", "max_gen_tokens_per_turn/p95"}
+    published |= {"truncation_rate", "natural_termination_rate", "mean_gen_tokens_per_sample"}
+    published |= {"calc/full_result"}
+    added = {f"sequence_tokens_per_sample/{kind}" for kind in six} | {"calc/reward/count"}
+    assert set(metrics) == published | added
 
 
 def test_members_that_failed_count_nowhere() -> None:

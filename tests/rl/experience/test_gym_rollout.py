@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from nemo_rl.environments.gym_results import gym_result
 from nemo_rl.experience.failures import GymTransportError, RolloutDataFailure, RolloutTimeout
+from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl, row_seed
 from nemo_rl.experience.integrity import is_flagged
+from nemo_rl.experience.interfaces import GroupIntegrity
 from nemo_rl.experience.message_log import flat_token_ids, token_loss_mask
-from nemo_rl.experience.retry import RolloutTimeouts
+from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts
 from nemo_rl.experience.rollout_manager import RolloutManager
+from nemo_rl.utils.timer import Timer
 from tests.support.gym_handles import (
     CONFIG,
     Batch,
@@ -191,6 +194,16 @@ def test_batch_with_too_few_or_too_many_results_is_refused() -> None:
         play_group(OfAnotherLength(3))
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_batch_that_gives_results_alone_is_told_what_is_expected(n: int) -> None:
+    class WithoutTiming(Handle):
+        async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+            return [result() for _ in rows]
+
+    with pytest.raises(ValueError, match=r"\(results, timing\)"):
+        play_group(WithoutTiming(), n)
+
+
 class Reference:
     """What Ray gives in place of a value."""
 
@@ -242,6 +255,81 @@ def test_prompt_without_what_is_needed_is_refused_before_anything_is_played(miss
     with pytest.raises(KeyError, match=missing):
         asyncio.run(implementation(handle).run_rollout(prompt))
     assert not handle.dispatches
+
+
+def test_prompt_without_a_row_is_told_where_it_belongs() -> None:
+    prompt, handle = sample(), Streaming()
+    prompt["extra_env_info"] = None
+    with pytest.raises(ValueError, match="extra_env_info") as refused:
+        asyncio.run(implementation(handle).run_rollout(prompt))
+    assert "prompt_idx=7" in str(refused.value) and "row" in str(refused.value)
+    assert not handle.dispatches
+
+
+def test_handle_is_given_the_tokenizer_and_the_prefix_of_times() -> None:
+    given: list[Any] = []
+
+    class Noting(Batch):
+        async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+            given.append((tokenizer, timer_prefix))
+            return await super().run_rollouts(rows, tokenizer, timer_prefix)
+
+    impl = implementation(Noting())
+    asyncio.run(impl.run_rollout(sample()))
+    assert given == [(impl.tokenizer, "timing/rollout")]
+
+
+@FORMS
+def test_numbers_of_a_group_are_those_of_its_completions_and_its_times(form: type[Handle]) -> None:
+    record = play_group(form())
+    times = {
+        f"timing/rollout/{kind}" for kind in ("total", "run_rollouts", "compute_metrics", "await_results")
+    }
+    assert set(record.rollout_metrics) == {*gym_metrics(record.completions, "calc"), *times}
+
+
+def test_times_of_the_handle_have_the_last_word() -> None:
+    class Timing(Handle):
+        async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+            return [result() for _ in rows], {"total_reward/mean": 99.0}
+
+    impl = implementation(Timing())
+    _, metrics = asyncio.run(impl._run_rollouts(impl._build_inputs(sample()), Timer(), "t"))
+    assert metrics["total_reward/mean"] == 99.0
+
+
+def test_times_of_all_dispatches_of_a_group_are_added() -> None:
+    class Retimed(Handle):
+        async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
+            self.note(rows)
+            is_first = len(self.dispatches) == 1
+            wait_s, work_s = (10.0, 2.0) if is_first else (1.0, 1.0)
+            timing = {
+                f"{timer_prefix}/await_results": wait_s,
+                f"{timer_prefix}/postprocess_results": work_s,
+                f"{timer_prefix}/postprocess_results_pct": 100 * work_s / (wait_s + work_s),
+            }
+            yield rows[-1]["_rowidx"], result(), timing
+            if is_first:
+                raise ConnectionError("gone")
+
+    policy = RolloutRetryPolicy(1, 1, max_gym_row_attempts=2, backoff_base_s=0.0)
+    metrics = play_group(Retimed(), retry_policy=policy).rollout_metrics
+    assert metrics["timing/rollout/await_results"] == 11.0
+    assert metrics["timing/rollout/postprocess_results"] == 3.0
+    assert metrics["timing/rollout/postprocess_results_pct"] == pytest.approx(100 * 3 / 14)
+
+
+def test_way_to_run_rows_of_somebodys_own_takes_the_published_arguments() -> None:
+    class Own(AsyncNemoGymRolloutImpl):
+        async def _run_rollouts(self, inputs: Any, timer: Any, timer_prefix: str) -> Any:  # type: ignore[override]
+            completions, metrics = await super()._run_rollouts(inputs, timer, timer_prefix)
+            return completions, metrics | {"rows": len(inputs)}
+
+    tokenizer: Any = ToyTokenizer()
+    record = asyncio.run(Own(tokenizer, {"nemo_gym": Streaming()}, 2, 16, CONFIG).run_rollout(sample()))
+    assert record.rollout_metrics["rows"] == 2
+    assert [completion.reward for completion in record.completions] == [0.0, 1.0]
 
 
 def played_answer(max_seq_len: int) -> Any:
@@ -311,17 +399,33 @@ def test_answer_without_reward_is_a_key_error_and_one_without_value_a_failure() 
 
 
 @pytest.mark.parametrize(
-    "components", [{"a": 0.25, "b": 0.75}, {"a": True}, {"a": 0.1, "b": 0.9000001}, None]
+    ("reward", "components"),
+    [
+        (1.0, {"a": 0.25, "b": 0.75}),
+        (1.0, {"a": True}),
+        (1.0, {"a": 0.1, "b": 0.9000001}),
+        (1.0, None),
+        (float(torch.tensor(1000.1) + torch.tensor(0.7)), {"a": 1000.1, "b": 0.7}),
+    ],
 )
-def test_reward_is_the_sum_of_its_components(components: Any) -> None:
-    completion = implementation(Handle())._result_to_completion(result(1.0, reward_components=components))
-    assert completion.reward == 1.0
+def test_reward_is_the_sum_of_its_components_but_for_rounding(reward: float, components: Any) -> None:
+    completion = implementation(Handle())._result_to_completion(result(reward, reward_components=components))
+    assert completion.reward == reward
 
 
-@pytest.mark.parametrize("components", [{"a": 0.25}, {}, {"a": 1.0, "b": "0"}, {"a": float("nan")}])
-def test_components_that_do_not_add_up_are_a_failure(components: Any) -> None:
+@pytest.mark.parametrize(
+    ("reward", "components"),
+    [
+        (1.0, {"a": 0.25}),
+        (1.0, {}),
+        (1.0, {"a": 1.0, "b": "0"}),
+        (1.0, {"a": float("nan")}),
+        (1000.8, {"a": 1000.1, "b": 0.71}),
+    ],
+)
+def test_components_that_do_not_add_up_are_a_failure(reward: float, components: Any) -> None:
     with pytest.raises(RolloutDataFailure, match="do not add up"):
-        implementation(Handle())._result_to_completion(result(1.0, reward_components=components))
+        implementation(Handle())._result_to_completion(result(reward, reward_components=components))
 
 
 FLAGGED = {"mask_sample": True, "instance_config": {"mask_sample": True, "repo": "x"}}
@@ -372,19 +476,59 @@ def test_cancelled_group_leaves_no_row_behind(form: type[Handle]) -> None:
     asyncio.run(play(form(hang)))
 
 
-def test_manager_plays_through_the_gym_when_told_so() -> None:
+def managed(handle: Any, n: int = 2, **options: Any) -> RolloutManager:
     tokenizer: Any = ToyTokenizer()
-    env: Any = Streaming()
-    manager = RolloutManager(
-        tokenizer, {"nemo_gym": env}, 2, 16, generation_config=CONFIG, use_nemo_gym=True, seed=5
+    return RolloutManager(
+        tokenizer, {"nemo_gym": handle}, n, 16, generation_config=CONFIG, use_nemo_gym=True, **options
     )
+
+
+def test_manager_plays_through_the_gym_when_told_so() -> None:
+    handle = Streaming()
+    manager = managed(handle, seed=5)
     record = asyncio.run(manager.run_rollout(sample()))
     assert isinstance(manager._impl, AsyncNemoGymRolloutImpl)
     assert [completion.reward for completion in record.completions] == [0.0, 1.0]
-    assert [row["responses_create_params"]["seed"] for row in env.rows] == [
+    assert [row["responses_create_params"]["seed"] for row in handle.rows] == [
         row_seed(5, 7, 0),
         row_seed(5, 7, 1),
     ]
+
+
+def test_b3_manager_sends_rows_again_by_its_policy_and_counts_them() -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    handle = Scripted(([1], ConnectionError("gone")), ([2, 0], None))
+    policy = RolloutRetryPolicy(1, 1, max_gym_row_attempts=3, backoff_base_s=0.5)
+    manager = managed(handle, 3, retry_policy=policy, sleep=sleep)
+    record = asyncio.run(manager.run_rollout(sample()))
+    assert handle.dispatches == [[0, 1, 2], [0, 2]] and len(record.completions) == 3
+    assert manager.stats.as_metrics()["rollout/gym_row_redispatch_total"] == 2.0
+    assert waited == [0.5]
+
+
+@pytest.mark.parametrize("is_honoured", [True, False])
+def test_manager_says_whether_flags_are_honoured(is_honoured: bool) -> None:
+    handle = Batch(lambda row: asyncio.sleep(0, result(**copy.deepcopy(FLAGGED))))
+    manager = managed(handle, mask_env_flagged_samples=is_honoured)
+    record = asyncio.run(manager.run_rollout(sample()))
+    assert [is_flagged(completion.env_extras) for completion in record.completions] == [is_honoured] * 2
+
+
+def test_limit_and_rules_of_the_manager_are_those_of_its_groups() -> None:
+    async def hang(row: Row) -> dict[str, Any]:
+        await asyncio.sleep(5 if row["_rowidx"] == 1 else 0)
+        return await well(row)
+
+    limits = RolloutTimeouts(rollout_s=0.1)
+    with pytest.raises(RolloutTimeout):
+        asyncio.run(managed(Streaming(hang), 3, timeouts=limits).run_rollout(sample()))
+    lenient = managed(Streaming(hang), 3, timeouts=limits, integrity=GroupIntegrity("shrink"))
+    record = asyncio.run(lenient.run_rollout(sample()))
+    assert [completion.generation_index for completion in record.completions] == [0, 2]
 
 
 @settings(deadline=None, max_examples=30)

@@ -2,19 +2,27 @@
 
 import asyncio
 import math
+import threading
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_rl.environments.interfaces import EnvironmentReturn
-from nemo_rl.experience.failures import GenerationUnavailable, RolloutDataFailure, RolloutTimeout
-from nemo_rl.experience.interfaces import GroupIntegrity, PromptGroupRecord
+from nemo_rl.experience.failures import (
+    GenerationUnavailable,
+    RolloutDataFailure,
+    RolloutFailure,
+    RolloutTimeout,
+)
+from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import flat_token_ids, token_loss_mask
 from nemo_rl.experience.native_rollout import AsyncRolloutImpl
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_rl.experience.rollout_manager import RolloutManager
 from tests.support.scripted_policy import ScriptedEnvironment, ScriptedGeneration, Step, Turn
 from tests.support.toy_tokenizer import ToyTokenizer
 
@@ -37,6 +45,17 @@ def rollouts(
 ) -> AsyncRolloutImpl:
     tokenizer: Any = ToyTokenizer()
     return AsyncRolloutImpl(tokenizer, {"toy": environment}, n, max_seq_len, policy, **more)
+
+
+def managed(policy: Any, environment: Any, n: int = 1, **more: Any) -> RolloutManager:
+    tokenizer: Any = ToyTokenizer()
+    return RolloutManager(tokenizer, {"toy": environment}, n, 16, policy_generation=policy, **more)
+
+
+def response(policy: Any) -> tuple[Any, Any, Any]:
+    """To the prompt `11 12`."""
+    impl = rollouts(policy, ScriptedEnvironment([]))
+    return asyncio.run(impl._generate_response([message("user", 11, 12)], None))
 
 
 def run(
@@ -103,6 +122,114 @@ def test_the_metrics_of_a_group_have_exactly_the_published_keys_and_the_added_on
     assert set(record.rollout_metrics) == expected
 
 
+def test_longest_turns_and_numbers_of_turns_are_told_by_the_tails() -> None:
+    samples = [
+        {
+            **{"turn_count": turns, "turn_gen_tokens": [*range(turns)], "terminated": True},
+            **{"total_tokens": 0, "assistant_tokens": 0, "env_tokens": 0, "max_turns_reached": False},
+            **{"turn_input_tokens": [], "turn_total_tokens": [], "per_worker_token_counts": {}},
+        }
+        for turns in range(101)
+    ]
+    completions = [Completion([], None, False, 0.0) for _ in samples]
+    impl = rollouts(ScriptedGeneration([]), ScriptedEnvironment([]))
+    metrics = impl._aggregate_rollout_metrics(completions, samples)
+    assert (metrics["turns_per_sample/p95"], metrics["turns_per_sample/p99"]) == (95.0, 99.0)
+    assert metrics["max_gen_tokens_per_turn/max"] == 99
+    assert metrics["max_gen_tokens_per_turn/mean"] == pytest.approx(99 * 50 / 101)
+    assert metrics["max_gen_tokens_per_turn/p95"] == 94.0
+
+
+def test_the_longest_turn_is_that_of_each_member() -> None:
+    script = [[Turn([21]), Turn([22, 22, 22]), Turn([23])], [Turn([24])] * 3, [Turn([25])] * 3]
+    record, _, _ = run(script, [Step("31")], max_rollout_turns=3, max_seq_len=99)
+    metrics = record.rollout_metrics
+    assert metrics["max_gen_tokens_per_turn/mean"] == pytest.approx(5 / 3)
+    assert (metrics["max_gen_tokens_per_turn/max"], metrics["turns_per_sample/p95"]) == (3, 3.0)
+
+
+def test_of_several_outputs_the_last_is_what_was_said() -> None:
+    class Drafting(ScriptedGeneration):
+        async def generate_async(self, data: Any, greedy: bool = False) -> Any:
+            yield 0, self._output(data, Turn([98, 99]))
+            yield 0, self._output(data, Turn([21]))
+
+    assert response(Drafting([]))[0]["token_ids"].tolist() == [21]
+
+
+def test_a_backend_is_asked_with_the_request_alone() -> None:
+    asked: list[Any] = []
+
+    class Noting(ScriptedGeneration):
+        async def generate_async(self, *given: Any, **named: Any) -> Any:
+            asked.append((len(given), named))
+            yield 0, self._output(given[0], Turn([21]))
+
+    response(Noting([]))
+    assert asked == [(1, {})]
+
+
+@pytest.mark.parametrize("worker", [3, [3]])
+def test_the_worker_and_the_length_limit_are_told_with_a_response(worker: Any) -> None:
+    _, input_lengths, told = response(ScriptedGeneration([[Turn([21], truncated=True, worker=worker)]]))
+    assert (input_lengths.tolist(), input_lengths.dtype) == ([2], torch.int32)
+    truncated = told["_response_truncated"]
+    assert isinstance(truncated, torch.Tensor) and truncated.dtype == torch.bool and truncated.item()
+    assert told["gen_leader_worker_idx"] == 3 and isinstance(told["gen_leader_worker_idx"], int)
+
+
+def test_experts_of_the_generated_tokens_come_with_the_message() -> None:
+    class Routing(ScriptedGeneration):
+        def _output(self, data: Any, turn: Turn) -> Any:
+            output = super()._output(data, turn)
+            output["routed_experts"] = torch.arange(output["output_ids"].numel()).reshape(1, -1, 1, 1)
+            return output
+
+    said, _, _ = response(Routing([[Turn([21, 22])]]))
+    assert said["routed_experts"].tolist() == [[[2]], [[3]]]
+
+
+def test_observations_are_tokenized_without_special_tokens() -> None:
+    record, _, _ = run([[Turn([21])]], [Step("31", terminated=True)])
+    assert tokens(record)[-1] == [31]
+    assert ToyTokenizer()("31")["input_ids"] == [2, 31]
+
+
+@pytest.mark.parametrize("role", ["tool", "user"])
+def test_an_observation_keeps_its_role(role: str) -> None:
+    record, _, _ = run([[Turn([21])]], [Step("31", terminated=True, role=role)])
+    assert record.completions[0].message_log[-1]["role"] == role
+
+
+def test_an_environment_is_given_the_state_that_it_gave_last() -> None:
+    steps = [Step("31", metadata={"step": 1}), Step("32"), Step("33", terminated=True)]
+    _, _, environment = run([[Turn([21])] * 3], steps)
+    assert [metadata for _, metadata in environment.seen] == [[{"step": 0}], [{"step": 1}], [{"step": 1}]]
+
+
+def test_what_is_done_to_prompt_and_state_reaches_neither_the_caller_nor_siblings() -> None:
+    class Wiping(ScriptedGeneration):
+        async def generate_async(self, data: Any, greedy: bool = False) -> Any:
+            yield 0, self._output(data, Turn([21]))
+            data["input_ids"].zero_()
+
+    class Scribbling(ScriptedEnvironment):
+        def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            metadata[0]["board"].append(1)
+            message_log_batch[0][0]["content"] = "scribbled"
+            return super().step(message_log_batch, metadata)
+
+    given = sample(extra_env_info={"board": [0]})
+    impl = rollouts(Wiping([]), Scribbling([Step(terminated=True)]), 2)
+    for completion in asyncio.run(impl.run_rollout(given)).completions:
+        first = completion.message_log[0]
+        assert (first["content"], first["token_ids"].tolist()) == ("11 12 13", [11, 12, 13])
+        assert completion.env_extras == {"board": [0, 1]}
+        first["token_ids"].zero_()
+    assert given["extra_env_info"] == {"board": [0]}
+    assert given["message_log"][0]["token_ids"].tolist() == [11, 12, 13]
+
+
 def test_n2_the_second_turn_reads_all_tokens_of_the_first() -> None:
     turns = [Turn([21, 22, 2], worker=0), Turn([23, 2], worker=1)]
     steps = [
@@ -160,6 +287,21 @@ def test_n4_a_cut_generation_is_still_judged_once() -> None:
     assert metrics["natural_termination_rate"] == 0.0
 
 
+@pytest.mark.parametrize(("by_backend", "max_seq_len"), [(True, 16), (False, 5)])
+def test_the_state_after_a_truncated_turn_is_that_before_it(by_backend: bool, max_seq_len: int) -> None:
+    steps = [Step("31", metadata={"step": 1}, next_stops=["b"])]
+    record, _, _ = run([[Turn([21], truncated=by_backend)]], steps, max_seq_len=max_seq_len)
+    completion = record.completions[0]
+    assert completion.truncated and completion.env_extras == {"step": 0}
+    assert completion.final_metadata == {"step": 1}
+
+
+def test_a_rollout_can_be_both_truncated_and_terminated() -> None:
+    record, _, _ = run([[Turn([21], truncated=True)], [Turn([22])]], [Step("31", terminated=True)])
+    metrics = record.rollout_metrics
+    assert (metrics["truncation_rate"], metrics["natural_termination_rate"]) == (0.5, 1.0)
+
+
 @pytest.mark.parametrize(
     ("cap", "ends", "reached", "natural", "stopped"),
     [(1, True, 1.0, 1.0, 0.0), (2, True, 0.0, 1.0, 0.0), (2, False, 1.0, 0.0, 1.0)],
@@ -187,6 +329,11 @@ def test_n6_stop_strings_stay_until_others_come() -> None:
         [[Turn([20 + n]) for n in range(4)]], steps, sample(stop_strings=["a"]), max_seq_len=99
     )
     assert [request["stop_strings"][0] for request in policy.requests] == [["a"], ["a"], ["b"], ["b"]]
+
+
+def test_without_stop_strings_of_its_own_a_prompt_asks_for_none() -> None:
+    _, policy, _ = run([[Turn([21])]], [Step(terminated=True)])
+    assert policy.requests[0]["stop_strings"] == [None]
 
 
 def test_n7_members_stay_in_order_whoever_is_done_first() -> None:
@@ -250,11 +397,31 @@ def test_a_backend_that_gives_nothing_is_a_failure() -> None:
         asyncio.run(impl.run_rollout(sample()))
 
 
-def test_what_an_environment_raises_goes_up_unchanged() -> None:
+def test_what_an_environment_raises_goes_up_unchanged_and_noted_whose_it_was() -> None:
     error = LookupError("no such page")
     with pytest.raises(LookupError) as failed:
-        run([[Turn([21])]], [Step(error=error)])
-    assert failed.value is error
+        run([[Turn([21])]], [Step(error=error)], sample(idx=5))
+    assert failed.value is error and error.args == ("no such page",)
+    assert "prompt_idx=5 traj_idx=0" in "".join(error.__notes__)
+
+
+def test_an_environment_that_raises_what_no_future_can_hold_fails_its_group() -> None:
+    error = StopIteration()
+    impl = rollouts(ScriptedGeneration([[Turn([21])]]), ScriptedEnvironment([Step(error=error)]))
+    with pytest.raises(RuntimeError) as failed:
+        asyncio.run(asyncio.wait_for(impl.run_rollout(sample()), 5))
+    assert failed.value.__cause__ is error
+
+
+def test_log_probabilities_that_are_none_are_a_failure() -> None:
+    with pytest.raises(RolloutFailure, match=r"prompt_idx=0 traj_idx=0.*NaN"):
+        run([[Turn([21, 22], [-0.5, math.nan])]], [Step(terminated=True)])
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_has_no_baseline_is_a_data_failure(reward: float) -> None:
+    with pytest.raises(RolloutDataFailure, match=f"prompt_idx=0 traj_idx=0.*reward of {reward}"):
+        run([[Turn([21])]], [Step(reward=reward, terminated=True)])
 
 
 def test_rewards_by_name_are_refused() -> None:
@@ -286,6 +453,38 @@ def test_without_log_probabilities_nothing_is_trained_on_and_that_is_said(
     record, _, _ = run([[Turn([21, 2])]], [Step(terminated=True)], with_logprobs=False)
     assert not token_loss_mask(record.completions[0].message_log).any()
     assert "no log-probabilities" in caplog.text
+
+
+def test_a_manager_says_once_that_its_backend_gives_no_log_probabilities(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play(manager: RolloutManager) -> None:
+        await manager.run_rollout(sample())
+        await manager.run_rollout(sample())
+
+    for times in (1, 2):
+        policy = ScriptedGeneration([[Turn([21]), Turn([22])]] * 4, with_logprobs=False)
+        steps = ScriptedEnvironment([Step("31"), Step("32", terminated=True)])
+        asyncio.run(play(managed(policy, steps, 2)))
+        assert sum("no log-probabilities" in record.getMessage() for record in caplog.records) == times
+
+
+def test_a_way_to_generate_of_somebodys_own_takes_the_published_arguments() -> None:
+    class Own(AsyncRolloutImpl):
+        async def _generate_response(self, message_log: Any, stop_strings: Any) -> Any:  # type: ignore[override]
+            said, lengths, told = await super()._generate_response(message_log, stop_strings)
+            return {**said, "content": "own"}, lengths, told
+
+    tokenizer: Any = ToyTokenizer()
+    impl = Own(
+        tokenizer,
+        {"toy": ScriptedEnvironment([Step(terminated=True)])},
+        1,
+        16,
+        ScriptedGeneration([[Turn([21])]]),
+    )
+    record = asyncio.run(impl.run_rollout(sample()))
+    assert record.completions[0].message_log[1]["content"] == "own"
 
 
 def test_when_one_member_fails_the_others_are_cancelled_before_it_is_told() -> None:
@@ -328,6 +527,37 @@ def test_cancelling_a_group_is_a_cancellation_and_ends_its_members() -> None:
     assert asyncio.run(play()) == []
 
 
+def test_members_of_a_cancelled_group_are_cancelled_once_and_clean_up() -> None:
+    begun: list[int] = []
+    cleaned_up: list[int] = []
+
+    async def play() -> None:
+        all_begun = asyncio.Event()
+
+        class Tidy:
+            async def generate_async(self, data: Any, greedy: bool = False) -> Any:
+                number = len(begun)
+                begun.append(number)
+                if len(begun) == 3:
+                    all_begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    for _ in range(10 * number):
+                        await asyncio.sleep(0)
+                    cleaned_up.append(number)
+                yield
+
+        group = asyncio.create_task(rollouts(Tidy(), ScriptedEnvironment([]), 3).run_rollout(sample()))
+        await all_begun.wait()
+        group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+
+    asyncio.run(play())
+    assert cleaned_up == begun == [0, 1, 2]
+
+
 def test_a_turn_that_takes_too_long_is_a_generation_that_is_unavailable() -> None:
     async def play() -> None:
         turns = [[Turn([21], after=asyncio.Event())]]
@@ -357,6 +587,126 @@ def test_a_step_that_takes_too_long_is_a_timeout_and_one_that_raises_its_own_is_
 def test_a_rollout_in_which_nothing_happens_any_more_ends() -> None:
     with pytest.raises(RolloutDataFailure, match="2 turns in a row added no token"):
         run([[Turn([21]), *[Turn([])] * 9]], [Step("")], max_seq_len=99)
+
+
+@pytest.mark.parametrize(
+    ("last_turn", "last_step", "cap"),
+    [
+        (Turn([]), Step("", terminated=True), 9),
+        (Turn([], truncated=True), Step(""), 9),
+        (Turn([]), Step(""), 2),
+    ],
+)
+def test_a_rollout_that_ends_by_itself_may_end_idle(last_turn: Turn, last_step: Step, cap: int) -> None:
+    record, _, _ = run([[Turn([]), last_turn]], [Step(""), last_step], max_rollout_turns=cap)
+    assert record.rollout_metrics["total_turns"] == 2
+
+
+def plain(value: Any) -> Any:
+    """Without tensors and times, so that it can be compared."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items() if not str(key).startswith("timing/")}
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_a_deterministic_backend_and_environment_give_the_same_record_again() -> None:
+    def played(*delays: int) -> Any:
+        waits = iter(delays)
+
+        class Reading(ScriptedGeneration):
+            async def generate_async(self, data: Any, greedy: bool = False) -> Any:
+                for _ in range(next(waits)):
+                    await asyncio.sleep(0)
+                yield 0, self._output(data, Turn([int(data["input_ids"].sum()), 2], worker=0))
+
+        steps = [Step("31", 0.25, metadata={"step": 1}), Step("32", 1.0, terminated=True)]
+        record = asyncio.run(rollouts(Reading([]), ScriptedEnvironment(steps), 2).run_rollout(sample()))
+        return plain(asdict(record))
+
+    assert played(0, 9, 9, 0) == played(9, 0, 0, 9)
+
+
+def test_groups_played_at_the_same_time_do_not_mix() -> None:
+    async def play() -> list[PromptGroupRecord]:
+        all_ask = asyncio.Barrier(6)
+
+        class Echoing(ScriptedGeneration):
+            async def generate_async(self, data: Any, greedy: bool = False) -> Any:
+                await all_ask.wait()
+                yield 0, self._output(data, Turn([100 + int(data["input_ids"][0, 0])]))
+
+        class Telling(ScriptedEnvironment):
+            def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+                told = [{"role": "environment", "content": str(metadata[0]["number"])}]
+                return super().step(message_log_batch, metadata)._replace(observations=told)
+
+        impl = rollouts(Echoing([]), Telling([Step(), Step(terminated=True)]), 2)
+        prompts = [sample(40 + idx, idx=idx, extra_env_info={"number": 60 + idx}) for idx in range(3)]
+        async with asyncio.timeout(10):
+            return await asyncio.gather(*map(impl.run_rollout, prompts))
+
+    for idx, record in enumerate(asyncio.run(play())):
+        assert record.prompt_idx == idx
+        assert record.rollout_metrics["histogram/input_tokens_length"] == [1, 3, 1, 3]
+        for index in range(2):
+            assert tokens(record, index) == [[40 + idx], *[[140 + idx], [60 + idx]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "failure", "told"),
+    [
+        ("rollout_s", RolloutTimeout, "the group of prompt_idx=3"),
+        ("generation_s", GenerationUnavailable, "prompt_idx=3 traj_idx=0"),
+    ],
+)
+def test_limits_of_the_manager_are_those_of_its_groups(limit: str, failure: Any, told: str) -> None:
+    policy = ScriptedGeneration([[Turn([21], after=asyncio.Event())]])
+    manager = managed(policy, ScriptedEnvironment([]), timeouts=RolloutTimeouts(**{limit: 0.02}))
+    with pytest.raises(failure, match=told):
+        asyncio.run(asyncio.wait_for(manager.run_rollout(sample(idx=3)), 5))
+
+
+def test_rules_and_waits_of_the_manager_are_those_of_its_members() -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    gone = Turn([], error=ConnectionError("gone"))
+    manager = managed(
+        ScriptedGeneration([[Turn([21])], [gone, gone], [gone, Turn([23])]]),
+        ScriptedEnvironment([Step(terminated=True)]),
+        3,
+        integrity=GroupIntegrity("shrink", member_attempts=2),
+        retry_policy=RolloutRetryPolicy(1, 1, 1, backoff_base_s=0.5),
+        sleep=sleep,
+    )
+    record = asyncio.run(manager.run_rollout(sample()))
+    assert [completion.generation_index for completion in record.completions] == [0, 2]
+    assert list(record.failures) == [1] and waited == [0.5, 0.5]
+
+
+def test_environments_are_stepped_by_as_many_at_once_as_the_manager_allows() -> None:
+    both_step = threading.Barrier(2, timeout=5)
+
+    class Meeting(ScriptedEnvironment):
+        def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            both_step.wait()
+            return super().step(message_log_batch, metadata)
+
+    policy = ScriptedGeneration([[Turn([21])], [Turn([22])]])
+    manager = managed(policy, Meeting([Step(terminated=True)]), 2, env_concurrency=2)
+    assert len(asyncio.run(manager.run_rollout(sample())).completions) == 2
+
+
+def test_the_seed_of_the_manager_is_that_of_its_turns() -> None:
+    policies = [ScriptedGeneration([[Turn([21])]]) for _ in range(2)]
+    done = [ScriptedEnvironment([Step(terminated=True)]) for _ in range(2)]
+    asyncio.run(managed(policies[0], done[0], seed=7).run_rollout(sample()))
+    asyncio.run(rollouts(policies[1], done[1], seed=7).run_rollout(sample()))
+    assert policies[0].requests[0]["seeds"] == policies[1].requests[0]["seeds"]
 
 
 def test_seeds_are_the_same_for_the_same_turn_and_differ_for_all_others() -> None:
@@ -408,6 +758,7 @@ def test_a_member_that_infrastructure_failed_is_tried_again() -> None:
     assert tokens(record)[1] == [21] and record.failures == {}
 
 
+@settings(deadline=None)
 @given(
     prompt=st.integers(0, 5),
     lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4),

@@ -23,7 +23,13 @@ def test_the_three_budgets_are_required_and_at_least_one() -> None:
             RolloutRetryPolicy(**budgets)
     single = RolloutRetryPolicy.single_attempt()
     assert (single.max_infra_attempts, single.max_data_attempts, single.max_gym_row_attempts) == (1, 1, 1)
-    assert (single.max_skipped_prompts, single.max_consecutive_dropped_prompts) == (0, 0)
+
+
+def test_a_policy_waits_a_second_at_first_half_a_minute_at_most_and_gives_nothing_up() -> None:
+    policy = RolloutRetryPolicy(5, 2, 3)
+    assert (policy.backoff_base_s, policy.max_backoff_s) == (1.0, 30.0)
+    assert (policy.max_skipped_prompts, policy.max_consecutive_dropped_prompts) == (0, 0)
+    assert RolloutRetryPolicy.single_attempt() == RolloutRetryPolicy(1, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["rollout_s", "generation_s", "env_s"])

@@ -11,7 +11,12 @@ import pytest
 
 from nemo_rl.experience import rollout_manager
 from nemo_rl.experience.buffer import PromptGroupBuffer
-from nemo_rl.experience.failures import RolloutDataFailure, RolloutRedispatchExhausted, RolloutTimeout
+from nemo_rl.experience.failures import (
+    RolloutDataFailure,
+    RolloutRedispatchExhausted,
+    RolloutStall,
+    RolloutTimeout,
+)
 from nemo_rl.experience.interfaces import PromptGroupRecord
 from nemo_rl.experience.retry import RolloutRetryPolicy
 from nemo_rl.experience.rollout_manager import (
@@ -214,6 +219,22 @@ def test_infrastructure_that_fails_prompt_after_prompt_ends_the_run_unless_one_i
     assert manager.stats.as_metrics()["rollout/max_consecutive_infra_drops"] == 2.0
 
 
+@pytest.mark.parametrize("terminal", [RolloutStall, RolloutRedispatchExhausted])
+@pytest.mark.parametrize("cause", [None, ConnectionError("gone")])
+def test_what_must_end_the_run_is_neither_tried_again_nor_skipped(terminal: Any, cause: Any) -> None:
+    error = terminal("the end")
+    error.__cause__ = cause
+    budgets = {"max_infra_attempts": 3, "max_data_attempts": 3}
+    manager, buffer, slept = manager_of(
+        error, **budgets, max_skipped_prompts=3, max_consecutive_dropped_prompts=3
+    )
+    with pytest.raises(terminal) as failed:
+        push(manager)
+    assert failed.value is error and slept == []
+    assert [entry[0] for entry in buffer.log] == ["reserve", "remove"]
+    assert not any(manager.stats.as_metrics().values())
+
+
 def test_a_running_group_is_registered_with_its_task_and_version_until_it_is_committed() -> None:
     registry: dict[Any, Any] = {}
     seen: list[Any] = []
@@ -221,10 +242,17 @@ def test_a_running_group_is_registered_with_its_task_and_version_until_it_is_com
     async def look() -> None:
         seen.append({key: (task is asyncio.current_task(), v) for key, (task, v) in registry.items()})
 
-    manager, _, _ = manager_of(look)
+    manager, buffer, _ = manager_of(look)
+    commit = buffer.commit
+
+    async def look_and_commit(*arguments: Any) -> None:
+        await look()
+        await commit(*arguments)
+
+    buffer.commit = look_and_commit  # type: ignore[method-assign]
     manager.set_weight_version(4)
-    push(manager, inflight_registry=registry)
-    assert seen == [{0: (True, 4)}] and registry == {}
+    assert push(manager, inflight_registry=registry) is RolloutOutcome.COMMITTED
+    assert seen == [{0: (True, 4)}, {}]
 
 
 def test_a_cancelled_group_gives_its_slot_back_and_is_not_tried_again() -> None:

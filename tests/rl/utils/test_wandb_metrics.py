@@ -1,5 +1,7 @@
 """What W&B gets of a group's metrics."""
 
+import math
+
 import wandb
 
 from nemo_rl.experience.metrics import stats
@@ -14,3 +16,10 @@ def test_histograms_and_tables_become_those_of_wandb_and_numbers_stay() -> None:
     assert shown["calc/full_result"].data == [["{}"], ["{}"]]
     assert shown["total_reward/mean"] == 0.5 and shown["workers"] == {0: 3}
     assert metrics["total_reward/histogram"] == {"values": [1.0, 0.0]}
+
+
+def test_lists_of_lengths_are_histograms_and_infinite_values_are_left_out_of_one() -> None:
+    metrics = stats([1.0, math.inf], 2, "calc/odd") | {"histogram/gen_tokens_length": [3, 4, 5]}
+    shown = as_wandb(metrics)
+    assert sum(shown["calc/odd/histogram"].histogram) == 1
+    assert sum(shown["histogram/gen_tokens_length"].histogram) == 3

@@ -1,0 +1,166 @@
+"""Threads of plain environments: who waits for whom, and who does not."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nemo_rl.environments.step_threads import StepThreads, threads_of
+from nemo_rl.experience.failures import RolloutTimeout
+
+LONG_S = 30.0
+"""Nothing here takes that long unless it hangs."""
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def run(play: Callable[[StepThreads], Any], idle_s: float = LONG_S) -> Any:
+    async def playing() -> Any:
+        async with asyncio.timeout(LONG_S):
+            return await play(StepThreads("environment under test", idle_s))
+
+    return asyncio.run(playing())
+
+
+def test_waiting_for_one_s_turn_does_not_count_towards_the_limit() -> None:
+    async def play(threads: StepThreads) -> list[None]:
+        steps = (threads.run(time.sleep, 0.05, limit_s=0.3) for _ in range(12))
+        return list(await asyncio.gather(*steps))
+
+    assert run(play) == [None] * 12
+
+
+def test_step_that_hangs_past_its_limit_is_in_nobody_s_way() -> None:
+    released = threading.Event()
+
+    async def play(threads: StepThreads) -> Any:
+        hanging = threads.run(released.wait, limit_s=0.05)
+        later = threads.run(lambda: "played", limit_s=LONG_S)
+        return await asyncio.gather(hanging, later, return_exceptions=True)
+
+    try:
+        hung, played = run(play)
+    finally:
+        released.set()
+    assert isinstance(hung, RolloutTimeout) and "longer than 0.05 s" in str(hung)
+    assert played == "played"
+
+
+def test_result_is_not_held_back_by_a_step_behind_it_that_takes_long() -> None:
+    released = threading.Event()
+
+    async def play(threads: StepThreads) -> str:
+        quick = asyncio.create_task(threads.run(lambda: "quick"))
+        slow = asyncio.create_task(threads.run(released.wait))
+        try:
+            return await quick
+        finally:
+            released.set()
+            await slow
+
+    assert run(play) == "quick"
+
+
+def test_what_a_step_raises_is_raised_and_the_end_of_an_iteration_with_what_raised_it() -> None:
+    error = LookupError("no such page")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(LookupError) as failed:
+        run(lambda threads: threads.run(fail))
+    assert failed.value is error
+    with pytest.raises(RuntimeError, match="StopIteration") as ended:
+        run(lambda threads: threads.run(next, iter(())))
+    assert isinstance(ended.value.__cause__, StopIteration)
+
+
+def test_cancelled_step_that_has_not_begun_is_not_made() -> None:
+    made: list[str] = []
+    released = threading.Event()
+
+    async def play(threads: StepThreads) -> None:
+        first = asyncio.create_task(threads.run(released.wait))
+        second = asyncio.create_task(threads.run(made.append, "second"))
+        await asyncio.sleep(0.02)
+        second.cancel()
+        await asyncio.wait({second})
+        released.set()
+        await first
+        await threads.run(made.append, "third")
+
+    run(play)
+    assert made == ["third"]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_as_many_steps_run_at_once_as_somebody_allows(most: int) -> None:
+    lock, running, highest = threading.Lock(), 0, 0
+
+    def step() -> None:
+        nonlocal running, highest
+        with lock:
+            running += 1
+            highest = max(highest, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    async def play(threads: StepThreads) -> None:
+        threads.allow(most)
+        threads.allow(1)
+        await asyncio.gather(*(threads.run(step) for _ in range(12)))
+
+    run(play)
+    assert highest == most
+
+
+def test_threads_without_work_end_and_come_back_with_it() -> None:
+    threads = StepThreads("environment that rests", idle_s=0.02)
+
+    def alive() -> int:
+        return sum(thread.name == "environment that rests" for thread in threading.enumerate())
+
+    for _ in range(2):
+        assert asyncio.run(threads.run(lambda: "played")) == "played"
+        wait_for(lambda: alive() == 0)
+
+
+class Environment:
+    pass
+
+
+def test_everybody_who_has_an_environment_shares_its_threads_while_it_lives() -> None:
+    one, other = Environment(), Environment()
+    assert threads_of(one) is threads_of(one)
+    assert threads_of(one) is not threads_of(other)
+    threads = weakref.ref(threads_of(one))
+    del one
+    gc.collect()
+    assert threads() is None
+
+
+def test_object_that_cannot_be_watched_has_threads_too() -> None:
+    assert asyncio.run(threads_of(3).run(lambda: "played")) == "played"
+
+
+def test_loops_that_ended_are_not_kept() -> None:
+    threads = StepThreads("environment of several loops", idle_s=0.02)
+    loops: list[Any] = []
+
+    async def play() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await threads.run(lambda: None)
+
+    asyncio.run(play())
+    wait_for(lambda: (gc.collect(), loops[0]() is None)[1])
