@@ -63,6 +63,9 @@ class RolloutStall(RuntimeError):
     pass
 
 
+TERMINAL = (RolloutRedispatchExhausted, RolloutStall)
+"""Nobody on the way up makes another failure of these, or goes on in spite of them."""
+
 _INFRA_NAMES = frozenset(
     {
         *("ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError"),  # aiohttp

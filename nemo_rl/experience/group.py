@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from nemo_rl.experience.failures import FailureClass, classify_rollout_failure
+from nemo_rl.experience.failures import TERMINAL, FailureClass, classify_rollout_failure
 
 if TYPE_CHECKING:
     from nemo_rl.experience.interfaces import GroupIntegrity
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_PROMPT_IDX: ContextVar[int | None] = ContextVar("prompt_idx", default=None)
+
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -31,19 +31,36 @@ class Played(Generic[T]):
     failures: dict[int, Exception]
 
 
+@dataclass
+class Group:
+    """One that is being played; what is known of it and is no argument of published methods."""
+
+    prompt_idx: int | None = None
+    """None where rows are played that are no prompt's."""
+    failures: dict[int, Exception] = field(default_factory=dict)
+    """Of members, by generation index."""
+
+    def __str__(self) -> str:
+        return f"prompt_idx={self.prompt_idx}"
+
+
+_CURRENT: ContextVar[Group | None] = ContextVar("group", default=None)
+
+
 @contextmanager
-def playing(prompt_idx: int) -> Iterator[None]:
-    """Whose group it is, for what is logged within this."""
-    token = _PROMPT_IDX.set(prompt_idx)
+def playing(prompt_idx: int) -> Iterator[Group]:
+    """The group that is played within this."""
+    group = Group(prompt_idx)
+    token = _CURRENT.set(group)
     try:
-        yield
+        yield group
     finally:
-        _PROMPT_IDX.reset(token)
+        _CURRENT.reset(token)
 
 
-def current_prompt() -> str:
-    """For a log: the group that the running code plays."""
-    return f"prompt_idx={_PROMPT_IDX.get()}"
+def current_group() -> Group:
+    """The one that the running code plays a part of."""
+    return _CURRENT.get() or Group()
 
 
 async def all_or_nothing(plays: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -78,15 +95,17 @@ async def play_members(
             except Exception as error:  # the boundary of a try: what may be tried again is, all else goes up
                 if classify_rollout_failure(error) is not FailureClass.INFRA:
                     raise
-                logger.warning("%s traj_idx=%s is tried again: %s", current_prompt(), index, error)
+                logger.warning("%s traj_idx=%s is tried again: %s", current_group(), index, error)
             await sleep(retry_policy.backoff_s(failures))
         return await play(index)
 
     async def outcome(index: int) -> T | Exception:
         try:
             return await member(index)
+        except TERMINAL:
+            raise
         except Exception as error:  # the boundary of a member: a failed one is data
-            logger.warning("%s traj_idx=%s failed: %s", current_prompt(), index, error)
+            logger.warning("%s traj_idx=%s failed: %s", current_group(), index, error)
             return error
 
     if integrity.on_member_failure == "drop":
@@ -101,6 +120,7 @@ async def play_members(
             played.results[index] = result
     if played.failures and len(played.results) < min(integrity.min_members, count):
         raise next(iter(played.failures.values()))
+    current_group().failures.update(played.failures)
     return played
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.experience.failures import RolloutDataFailure
-from nemo_rl.experience.group import Played, Sleep, described, play_members, playing
+from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
 from nemo_rl.experience.gym_dispatch import ROWIDX, Row, RowDispatch, merged_timings
 from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 TASK_NAME = "nemo_gym"
 TIMER_PREFIX = "timing/rollout"
-_FAILURES = "_failures"
-"""Among the metrics of `_run_rollouts`, whose form is published: who failed, and with what."""
 _NOT_FOR_GYM = ("stop_strings", "stop_token_ids", "top_k")
 """Settings of generation that rows have no place for."""
 _MOST_OFF = 1e-6
@@ -103,13 +101,12 @@ class AsyncNemoGymRolloutImpl:
         timer.start(f"{TIMER_PREFIX}/total")
         inputs = self._build_inputs(input_sample)
         try:
-            with playing(prompt_idx):
+            with playing(prompt_idx) as group:
                 completions, metrics = await self._run_rollouts(inputs, timer, TIMER_PREFIX)
         except Exception as error:
             error.add_note(f"in the group of prompt_idx={prompt_idx}")
             raise
         timer.stop(f"{TIMER_PREFIX}/total")
-        failures: dict[int, Exception] = metrics.pop(_FAILURES, {})
         return PromptGroupRecord(
             prompt_idx=prompt_idx,
             prompt=completions[0].message_log[:1],
@@ -118,7 +115,7 @@ class AsyncNemoGymRolloutImpl:
             completions=completions,
             rollout_metrics=metrics | timer.get_timing_metrics("sum"),
             integrity=self._integrity,
-            failures={index: described(failure) for index, failure in failures.items()},
+            failures={index: described(failure) for index, failure in group.failures.items()},
         )
 
     def _build_inputs(self, input_sample: DatumSpec) -> list[Row]:
@@ -152,15 +149,14 @@ class AsyncNemoGymRolloutImpl:
         with timer.time(f"{timer_prefix}/run_rollouts"):
             if self._integrity.on_member_failure == "drop":
                 completions, timing = await self._play_together(inputs, timer_prefix)
-                failed: dict[int, Exception] = {}
             else:
                 played = await self._play_apart(inputs, timer_prefix)
-                completions, failed = self._members(played), played.failures
+                completions = self._members(played)
                 timing = merged_timings([one.timing for one in played.results.values()], timer_prefix)
         with timer.time(f"{timer_prefix}/compute_metrics"):
             metrics = self._compute_rollout_metrics(completions, agent_name)
-        if failed:
-            metrics |= {"failed_members": len(failed), _FAILURES: failed}
+        if failures := current_group().failures:
+            metrics["failed_members"] = len(failures)
         return completions, metrics | timing
 
     async def _play_together(

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from nemo_rl.distributed.batched_data_dict import BatchedDataDict
 from nemo_rl.environments.dispatch import EnvironmentDispatch
 from nemo_rl.experience.failures import (
+    TERMINAL,
     FailureClass,
     GenerationUnavailable,
     RolloutDataFailure,
     RolloutFailure,
     classify_rollout_failure,
 )
-from nemo_rl.experience.group import Played, Sleep, current_prompt, described, play_members, playing
+from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_token_ids, copied, flat_token_ids
 from nemo_rl.experience.metrics import native_metrics
@@ -242,6 +243,8 @@ class AsyncRolloutImpl:
                 message, input_lengths, told = await self._generate_response(
                     trajectory.message_log, trajectory.stop_strings, **seeded
                 )
+        except TERMINAL:
+            raise
         except Exception as error:  # the boundary to the backend: told as what it means for the rollout
             raise _generation_failure(error, who) from error
         trajectory.add_turn(message, int(input_lengths.item()), told)
@@ -254,7 +257,9 @@ class AsyncRolloutImpl:
         input_length = input_ids.numel()
         input_lengths = torch.tensor([input_length], dtype=torch.int32)
         data: BatchedDataDict[Any] = BatchedDataDict(
-            input_ids=input_ids.unsqueeze(0), input_lengths=input_lengths, stop_strings=[stop_strings]
+            input_ids=input_ids.unsqueeze(0),
+            input_lengths=input_lengths,
+            stop_strings=[None if stop_strings is None else list(stop_strings)],
         )
         if seed is not None:
             data["seeds"] = [seed]
@@ -310,7 +315,7 @@ class AsyncRolloutImpl:
             self._has_warned = True
             logger.warning(
                 "%s: the backend gives no log-probabilities: nothing that it generates can be trained on",
-                current_prompt(),
+                current_group(),
             )
 
     def _tokenized(self, text: str) -> torch.Tensor:
@@ -354,7 +359,7 @@ def _told_by(output: BatchedDataDict[Any]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if "gen_leader_worker_idx" in output:
         worker = output["gen_leader_worker_idx"][0]
-        told["gen_leader_worker_idx"] = int(worker[0] if isinstance(worker, list) else worker)
+        told["gen_leader_worker_idx"] = int(worker[0] if isinstance(worker, list | tuple) else worker)
     if "truncated" in output:
         told["_response_truncated"] = output["truncated"][0]
     return told

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.experience.failures import (
+    TERMINAL,
     FailureClass,
     RolloutDataFailure,
     RolloutRedispatchExhausted,
-    RolloutStall,
     classify_rollout_failure,
 )
 from nemo_rl.experience.group import Sleep
@@ -145,7 +145,7 @@ class RolloutManager:
         while True:
             try:
                 await self._push_once(self._buffer, input_sample, target_step, inflight_registry)
-            except (RolloutRedispatchExhausted, RolloutStall):  # the run must end
+            except TERMINAL:
                 raise
             except Exception as error:  # the boundary of a try: what follows is the policy's decision
                 if classify_rollout_failure(error) is FailureClass.INFRA:

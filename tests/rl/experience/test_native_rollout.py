@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -12,62 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_rl.environments.interfaces import EnvironmentReturn
-from nemo_rl.experience.failures import (
-    GenerationUnavailable,
-    RolloutDataFailure,
-    RolloutFailure,
-    RolloutTimeout,
-)
-from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
+from nemo_rl.experience.interfaces import Completion, PromptGroupRecord
 from nemo_rl.experience.message_log import flat_token_ids, token_loss_mask
-from nemo_rl.experience.native_rollout import AsyncRolloutImpl
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts
-from nemo_rl.experience.rollout_manager import RolloutManager
+from tests.support.native_rollouts import message, rollouts, run, sample, tokens
 from tests.support.scripted_policy import ScriptedEnvironment, ScriptedGeneration, Step, Turn
 from tests.support.toy_tokenizer import ToyTokenizer
 
 pytestmark = pytest.mark.torch
 
 
-def message(role: str, *token_ids: int) -> dict[str, Any]:
-    text = " ".join(map(str, token_ids))
-    return {"role": role, "content": text, "token_ids": torch.tensor(token_ids, dtype=torch.int64)}
-
-
-def sample(*prompt: int, idx: int = 0, **more: Any) -> Any:
-    log = [message("user", *(prompt or (11, 12, 13)))]
-    given = {"message_log": log, "length": len(prompt), "extra_env_info": {"step": 0}, "idx": idx}
-    return {**given, "loss_multiplier": 1.0, "task_name": "toy", **more}
-
-
-def rollouts(
-    policy: Any, environment: Any, n: int = 1, max_seq_len: int = 16, **more: Any
-) -> AsyncRolloutImpl:
-    tokenizer: Any = ToyTokenizer()
-    return AsyncRolloutImpl(tokenizer, {"toy": environment}, n, max_seq_len, policy, **more)
-
-
-def managed(policy: Any, environment: Any, n: int = 1, **more: Any) -> RolloutManager:
-    tokenizer: Any = ToyTokenizer()
-    return RolloutManager(tokenizer, {"toy": environment}, n, 16, policy_generation=policy, **more)
-
-
 def response(policy: Any) -> tuple[Any, Any, Any]:
     """To the prompt `11 12`."""
     impl = rollouts(policy, ScriptedEnvironment([]))
     return asyncio.run(impl._generate_response([message("user", 11, 12)], None))
-
-
-def run(
-    script: list[list[Turn]], steps: list[Step], given: Any = None, with_logprobs: bool = True, **more: Any
-) -> tuple[PromptGroupRecord, ScriptedGeneration, ScriptedEnvironment]:
-    policy, environment = ScriptedGeneration(script, with_logprobs), ScriptedEnvironment(steps)
-    impl = rollouts(policy, environment, len(script), **more)
-    return asyncio.run(impl.run_rollout(given or sample())), policy, environment
-
-
-def tokens(record: PromptGroupRecord, index: int = 0) -> list[list[int]]:
-    return [entry["token_ids"].tolist() for entry in record.completions[index].message_log]
 
 
 def test_n1_one_turn_is_recorded_as_it_was_sampled() -> None:
@@ -374,234 +330,6 @@ def test_n9_turns_of_the_prompt_are_not_trained_on() -> None:
     assert token_loss_mask(record.completions[0].message_log).tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_n10_a_failed_generation_fails_the_group_and_says_whose_it_was() -> None:
-    script = [[Turn([21])], [Turn([], error=ConnectionError("gone"))]]
-    with pytest.raises(GenerationUnavailable, match="prompt_idx=5 traj_idx=1") as failed:
-        run(script, [Step("31", 0, True)], sample(idx=5))
-    assert isinstance(failed.value.__cause__, ConnectionError)
-
-
-def test_a_generation_that_the_data_made_fail_is_a_data_failure() -> None:
-    with pytest.raises(RolloutDataFailure, match=r"prompt_idx=0 traj_idx=0: .*bad token"):
-        run([[Turn([], error=ValueError("bad token"))]], [Step()])
-
-
-def test_a_backend_that_gives_nothing_is_a_failure() -> None:
-    class Silent:
-        async def generate_async(self, data: Any, greedy: bool = False) -> Any:
-            for nothing in ():
-                yield nothing
-
-    impl = rollouts(Silent(), ScriptedEnvironment([Step()]))
-    with pytest.raises(GenerationUnavailable, match="no output"):
-        asyncio.run(impl.run_rollout(sample()))
-
-
-def test_what_an_environment_raises_goes_up_unchanged_and_noted_whose_it_was() -> None:
-    error = LookupError("no such page")
-    with pytest.raises(LookupError) as failed:
-        run([[Turn([21])]], [Step(error=error)], sample(idx=5))
-    assert failed.value is error and error.args == ("no such page",)
-    assert "prompt_idx=5 traj_idx=0" in "".join(error.__notes__)
-
-
-def test_an_environment_that_raises_what_no_future_can_hold_fails_its_group() -> None:
-    error = StopIteration()
-    impl = rollouts(ScriptedGeneration([[Turn([21])]]), ScriptedEnvironment([Step(error=error)]))
-    with pytest.raises(RuntimeError) as failed:
-        asyncio.run(asyncio.wait_for(impl.run_rollout(sample()), 5))
-    assert failed.value.__cause__ is error
-
-
-def test_log_probabilities_that_are_none_are_a_failure() -> None:
-    with pytest.raises(RolloutFailure, match=r"prompt_idx=0 traj_idx=0.*NaN"):
-        run([[Turn([21, 22], [-0.5, math.nan])]], [Step(terminated=True)])
-
-
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_has_no_baseline_is_a_data_failure(reward: float) -> None:
-    with pytest.raises(RolloutDataFailure, match=f"prompt_idx=0 traj_idx=0.*reward of {reward}"):
-        run([[Turn([21])]], [Step(reward=reward, terminated=True)])
-
-
-def test_rewards_by_name_are_refused() -> None:
-    class Several(ScriptedEnvironment):
-        def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
-            return super().step(message_log_batch, metadata)._replace(rewards={"style": torch.ones(1)})
-
-    impl = rollouts(ScriptedGeneration([[Turn([21])]]), Several([Step()]))
-    with pytest.raises(AssertionError, match="dict"):
-        asyncio.run(impl.run_rollout(sample()))
-
-
-def test_a_prompt_without_a_task_or_a_number_is_a_key_error() -> None:
-    for key in ("task_name", "idx"):
-        given = sample()
-        del given[key]
-        with pytest.raises(KeyError, match=key):
-            run([[Turn([21])]], [Step()], given)
-
-
-def test_a_task_without_an_environment_is_named() -> None:
-    with pytest.raises(ValueError, match="'chess'"):
-        run([[Turn([21])]], [Step()], sample(task_name="chess"))
-
-
-def test_without_log_probabilities_nothing_is_trained_on_and_that_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    record, _, _ = run([[Turn([21, 2])]], [Step(terminated=True)], with_logprobs=False)
-    assert not token_loss_mask(record.completions[0].message_log).any()
-    assert "no log-probabilities" in caplog.text
-
-
-def test_a_manager_says_once_that_its_backend_gives_no_log_probabilities(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def play(manager: RolloutManager) -> None:
-        await manager.run_rollout(sample())
-        await manager.run_rollout(sample())
-
-    for times in (1, 2):
-        policy = ScriptedGeneration([[Turn([21]), Turn([22])]] * 4, with_logprobs=False)
-        steps = ScriptedEnvironment([Step("31"), Step("32", terminated=True)])
-        asyncio.run(play(managed(policy, steps, 2)))
-        assert sum("no log-probabilities" in record.getMessage() for record in caplog.records) == times
-
-
-def test_a_way_to_generate_of_somebodys_own_takes_the_published_arguments() -> None:
-    class Own(AsyncRolloutImpl):
-        async def _generate_response(self, message_log: Any, stop_strings: Any) -> Any:  # type: ignore[override]
-            said, lengths, told = await super()._generate_response(message_log, stop_strings)
-            return {**said, "content": "own"}, lengths, told
-
-    tokenizer: Any = ToyTokenizer()
-    impl = Own(
-        tokenizer,
-        {"toy": ScriptedEnvironment([Step(terminated=True)])},
-        1,
-        16,
-        ScriptedGeneration([[Turn([21])]]),
-    )
-    record = asyncio.run(impl.run_rollout(sample()))
-    assert record.completions[0].message_log[1]["content"] == "own"
-
-
-def test_when_one_member_fails_the_others_are_cancelled_before_it_is_told() -> None:
-    ended: list[str] = []
-
-    class Slow:
-        def __init__(self) -> None:
-            self.begun = 0
-
-        async def generate_async(self, data: Any, greedy: bool = False) -> Any:
-            self.begun += 1
-            if self.begun == 3:
-                raise ConnectionError("gone")
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await asyncio.sleep(0)  # cleaning up takes its time
-                ended.append("cancelled")
-            yield
-
-    impl = rollouts(Slow(), ScriptedEnvironment([Step()]), 3)
-    with pytest.raises(GenerationUnavailable):
-        asyncio.run(impl.run_rollout(sample()))
-    assert ended == ["cancelled", "cancelled"]
-
-
-def test_cancelling_a_group_is_a_cancellation_and_ends_its_members() -> None:
-    async def play() -> list[Any]:
-        forever = asyncio.Event()
-        impl = rollouts(
-            ScriptedGeneration([[Turn([21], after=forever)]] * 2), ScriptedEnvironment([Step()]), 2
-        )
-        group = asyncio.create_task(impl.run_rollout(sample()))
-        await asyncio.sleep(0.01)
-        group.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await group
-        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    assert asyncio.run(play()) == []
-
-
-def test_members_of_a_cancelled_group_are_cancelled_once_and_clean_up() -> None:
-    begun: list[int] = []
-    cleaned_up: list[int] = []
-
-    async def play() -> None:
-        all_begun = asyncio.Event()
-
-        class Tidy:
-            async def generate_async(self, data: Any, greedy: bool = False) -> Any:
-                number = len(begun)
-                begun.append(number)
-                if len(begun) == 3:
-                    all_begun.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    for _ in range(10 * number):
-                        await asyncio.sleep(0)
-                    cleaned_up.append(number)
-                yield
-
-        group = asyncio.create_task(rollouts(Tidy(), ScriptedEnvironment([]), 3).run_rollout(sample()))
-        await all_begun.wait()
-        group.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await group
-
-    asyncio.run(play())
-    assert cleaned_up == begun == [0, 1, 2]
-
-
-def test_a_turn_that_takes_too_long_is_a_generation_that_is_unavailable() -> None:
-    async def play() -> None:
-        turns = [[Turn([21], after=asyncio.Event())]]
-        limits = RolloutTimeouts(generation_s=0.02)
-        impl = rollouts(ScriptedGeneration(turns), ScriptedEnvironment([Step()]), timeouts=limits)
-        await impl.run_rollout(sample())
-
-    with pytest.raises(GenerationUnavailable, match=r"longer than 0\.02 s") as failed:
-        asyncio.run(play())
-    assert isinstance(failed.value.__cause__, RolloutTimeout)
-
-
-def test_a_step_that_takes_too_long_is_a_timeout_and_one_that_raises_its_own_is_not() -> None:
-    class Slow(ScriptedEnvironment):
-        async def step(self, message_log_batch: list[Any], metadata: list[Any]) -> Any:  # type: ignore[override]
-            await asyncio.sleep(60)
-
-    limits = RolloutTimeouts(env_s=0.02)
-    impl = rollouts(ScriptedGeneration([[Turn([21])]]), Slow([Step()]), timeouts=limits)
-    with pytest.raises(RolloutTimeout, match="step of the environment"):
-        asyncio.run(impl.run_rollout(sample()))
-    with pytest.raises(TimeoutError) as failed:
-        run([[Turn([21])]], [Step(error=TimeoutError("its own"))], timeouts=RolloutTimeouts(env_s=60))
-    assert str(failed.value) == "its own"
-
-
-def test_a_rollout_in_which_nothing_happens_any_more_ends() -> None:
-    with pytest.raises(RolloutDataFailure, match="2 turns in a row added no token"):
-        run([[Turn([21]), *[Turn([])] * 9]], [Step("")], max_seq_len=99)
-
-
-@pytest.mark.parametrize(
-    ("last_turn", "last_step", "cap"),
-    [
-        (Turn([]), Step("", terminated=True), 9),
-        (Turn([], truncated=True), Step(""), 9),
-        (Turn([]), Step(""), 2),
-    ],
-)
-def test_a_rollout_that_ends_by_itself_may_end_idle(last_turn: Turn, last_step: Step, cap: int) -> None:
-    record, _, _ = run([[Turn([]), last_turn]], [Step(""), last_step], max_rollout_turns=cap)
-    assert record.rollout_metrics["total_turns"] == 2
-
-
 def plain(value: Any) -> Any:
     """Without tensors and times, so that it can be compared."""
     if isinstance(value, dict):
@@ -654,61 +382,6 @@ def test_groups_played_at_the_same_time_do_not_mix() -> None:
             assert tokens(record, index) == [[40 + idx], *[[140 + idx], [60 + idx]] * 2]
 
 
-@pytest.mark.parametrize(
-    ("limit", "failure", "told"),
-    [
-        ("rollout_s", RolloutTimeout, "the group of prompt_idx=3"),
-        ("generation_s", GenerationUnavailable, "prompt_idx=3 traj_idx=0"),
-    ],
-)
-def test_limits_of_the_manager_are_those_of_its_groups(limit: str, failure: Any, told: str) -> None:
-    policy = ScriptedGeneration([[Turn([21], after=asyncio.Event())]])
-    manager = managed(policy, ScriptedEnvironment([]), timeouts=RolloutTimeouts(**{limit: 0.02}))
-    with pytest.raises(failure, match=told):
-        asyncio.run(asyncio.wait_for(manager.run_rollout(sample(idx=3)), 5))
-
-
-def test_rules_and_waits_of_the_manager_are_those_of_its_members() -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    gone = Turn([], error=ConnectionError("gone"))
-    manager = managed(
-        ScriptedGeneration([[Turn([21])], [gone, gone], [gone, Turn([23])]]),
-        ScriptedEnvironment([Step(terminated=True)]),
-        3,
-        integrity=GroupIntegrity("shrink", member_attempts=2),
-        retry_policy=RolloutRetryPolicy(1, 1, 1, backoff_base_s=0.5),
-        sleep=sleep,
-    )
-    record = asyncio.run(manager.run_rollout(sample()))
-    assert [completion.generation_index for completion in record.completions] == [0, 2]
-    assert list(record.failures) == [1] and waited == [0.5, 0.5]
-
-
-def test_environments_are_stepped_by_as_many_at_once_as_the_manager_allows() -> None:
-    both_step = threading.Barrier(2, timeout=5)
-
-    class Meeting(ScriptedEnvironment):
-        def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
-            both_step.wait()
-            return super().step(message_log_batch, metadata)
-
-    policy = ScriptedGeneration([[Turn([21])], [Turn([22])]])
-    manager = managed(policy, Meeting([Step(terminated=True)]), 2, env_concurrency=2)
-    assert len(asyncio.run(manager.run_rollout(sample())).completions) == 2
-
-
-def test_the_seed_of_the_manager_is_that_of_its_turns() -> None:
-    policies = [ScriptedGeneration([[Turn([21])]]) for _ in range(2)]
-    done = [ScriptedEnvironment([Step(terminated=True)]) for _ in range(2)]
-    asyncio.run(managed(policies[0], done[0], seed=7).run_rollout(sample()))
-    asyncio.run(rollouts(policies[1], done[1], seed=7).run_rollout(sample()))
-    assert policies[0].requests[0]["seeds"] == policies[1].requests[0]["seeds"]
-
-
 def test_seeds_are_the_same_for_the_same_turn_and_differ_for_all_others() -> None:
     def seeds(seed: int | None, idx: int) -> list[int]:
         turns = [[Turn([21]), Turn([22])] for _ in range(3)]
@@ -719,43 +392,6 @@ def test_seeds_are_the_same_for_the_same_turn_and_differ_for_all_others() -> Non
     assert sorted(seeds(7, 0)) == sorted(seeds(7, 0))
     assert len({*seeds(7, 0), *seeds(7, 1), *seeds(8, 0)}) == 18
     assert all(0 <= seed < 2**63 for seed in seeds(7, 0))
-
-
-def three_of_which_one_fails() -> list[list[Turn]]:
-    return [[Turn([21])], [Turn([], error=ConnectionError("gone"))], [Turn([23])]]
-
-
-def test_a_shrunk_group_is_those_who_succeeded() -> None:
-    rules = GroupIntegrity(on_member_failure="shrink")
-    record, _, _ = run(three_of_which_one_fails(), [Step(reward=1.0, terminated=True)], integrity=rules)
-    assert [completion.generation_index for completion in record.completions] == [0, 2]
-    assert list(record.failures) == [1] and "ConnectionError: gone" in record.failures[1]
-    assert record.rollout_metrics["total_reward/mean"] == 1.0
-    assert record.rollout_metrics["failed_members"] == 1
-
-
-def test_a_masked_member_keeps_its_place_and_has_nothing_to_train_on() -> None:
-    rules = GroupIntegrity(on_member_failure="mask")
-    record, _, _ = run(three_of_which_one_fails(), [Step(reward=1.0, terminated=True)], integrity=rules)
-    assert [completion.generation_index for completion in record.completions] == [0, 1, 2]
-    failed = record.completions[1]
-    assert failed.failure is not None and "gone" in failed.failure
-    assert not token_loss_mask(failed.message_log).any() and tokens(record, 1) == [[11, 12, 13]]
-    assert record.rollout_metrics["total_reward/mean"] == 1.0
-
-
-def test_a_group_of_too_few_is_none() -> None:
-    script = [[Turn([21])], [Turn([], error=ConnectionError("gone"))]]
-    with pytest.raises(GenerationUnavailable, match="traj_idx=1"):
-        run(script, [Step(terminated=True)], integrity=GroupIntegrity("shrink", min_members=2))
-
-
-def test_a_member_that_infrastructure_failed_is_tried_again() -> None:
-    script = [[Turn([], error=ConnectionError("gone")), Turn([21])], [Turn([22])]]
-    rules = GroupIntegrity(member_attempts=2)
-    policy = RolloutRetryPolicy(1, 1, 1, backoff_base_s=0.0)
-    record, _, _ = run(script, [Step(terminated=True)], integrity=rules, retry_policy=policy)
-    assert tokens(record)[1] == [21] and record.failures == {}
 
 
 @settings(deadline=None)
@@ -790,3 +426,15 @@ def test_lengths_masks_and_truncation_agree_whatever_is_said(
     observed = lengths[len(policy.requests) - 1][1]
     assert completion.truncated == (last + observed >= max_seq_len)
     assert completion.overflow_tokens == max(0, observed - max(0, max_seq_len - last))
+
+
+def test_backend_that_changes_the_stop_strings_changes_its_own() -> None:
+    class Adding(ScriptedGeneration):
+        def generate_async(self, data: Any, greedy: bool = False) -> Any:
+            data["stop_strings"][0].append("more")
+            return super().generate_async(data, greedy)
+
+    given = sample(stop_strings=["a"])
+    impl = rollouts(Adding([[Turn([21])]] * 2), ScriptedEnvironment([Step(terminated=True)]), 2)
+    asyncio.run(impl.run_rollout(given))
+    assert given["stop_strings"] == ["a"]
