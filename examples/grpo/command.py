@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,15 @@ from nemo_gym.errors import ConfigError
 Tell = Callable[[RunReport], None]
 SMOKE = Plan(steps=2, prompts_per_step=2, group_size=4, heldout_tasks=4, heldout_samples=1)
 """Enough to see that all of it works, not that it learns."""
+_NUMBERS = {
+    "steps": "updates of the policy",
+    "prompts_per_step": "groups",
+    "group_size": "rollouts of one",
+    "heldout_tasks": "never learnt from",
+    "heldout_samples": "rollouts of each",
+    "refit_every": "updates between refits",
+}
+"""Of a plan, as options."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Variant:
     title: str
     plan: Plan
     learner: LearnerSettings
-    play: Callable[[Plan, LearnerSettings, RunReport, Tell], Awaitable[None]]
+    play: Callable[[Plan, LearnerSettings, RunReport, Tell], Coroutine[Any, Any, None]]
     """One run, from loading the policy to the last held-out task."""
     seeds: Sequence[int] = (0,)
     """A run for each; as many as the claim takes that it learns."""
@@ -117,37 +126,21 @@ class _Results:
 
 def _parser(variant: Variant) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m examples.grpo.{variant.name}",
-        description=f"GRPO: {variant.title}",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog=f"python -m examples.grpo.{variant.name}", description=f"GRPO: {variant.title}"
     )
-    plan, whole, default = variant.plan, {"type": int}, argparse.SUPPRESS
+    learning_rate, threads = variant.learner.learning_rate, len(os.sched_getaffinity(0))
+    output, seeds = Path("results/grpo") / variant.name, " ".join(map(str, variant.seeds))
     parser.add_argument("--smoke", action="store_true", help="a run of two small steps")
-    parser.add_argument("--steps", **whole, default=default, help=f"updates of the policy ({plan.steps})")
+    for name, what in _NUMBERS.items():
+        # Left out where it is not given, so that it does not hide that of the smoke run.
+        option, usual = f"--{name.replace('_', '-')}", getattr(variant.plan, name)
+        parser.add_argument(option, type=int, default=argparse.SUPPRESS, help=f"{what} ({usual})")
     parser.add_argument(
-        "--prompts-per-step", **whole, default=default, help=f"groups ({plan.prompts_per_step})"
+        "--learning-rate", type=float, default=learning_rate, help=f"of AdamW ({learning_rate:g})"
     )
-    parser.add_argument("--group-size", **whole, default=default, help=f"rollouts of one ({plan.group_size})")
-    parser.add_argument(
-        "--heldout-tasks", **whole, default=default, help=f"never learnt from ({plan.heldout_tasks})"
-    )
-    parser.add_argument(
-        "--heldout-samples", **whole, default=default, help=f"rollouts of each ({plan.heldout_samples})"
-    )
-    parser.add_argument(
-        "--refit-every", **whole, default=default, help=f"updates between refits ({plan.refit_every})"
-    )
-    parser.add_argument("--learning-rate", type=float, default=variant.learner.learning_rate)
-    parser.add_argument(
-        "--seeds",
-        "--seed",
-        **whole,
-        nargs="+",
-        default=default,
-        help=f"a run for each ({' '.join(map(str, variant.seeds))})",
-    )
-    parser.add_argument("--threads", **whole, default=len(os.sched_getaffinity(0)), help="of the learner")
-    parser.add_argument("--output", type=Path, default=Path("results/grpo") / variant.name, help="a folder")
+    parser.add_argument("--seeds", type=int, nargs="+", default=None, help=f"a run for each ({seeds})")
+    parser.add_argument("--threads", type=int, default=threads, help=f"of the learner ({threads})")
+    parser.add_argument("--output", type=Path, default=output, help=f"a folder ({output})")
     return parser
 
 
@@ -158,8 +151,9 @@ def _plan(variant: Variant, options: argparse.Namespace) -> Plan:
 
 
 def _seeds(variant: Variant, options: argparse.Namespace) -> Sequence[int]:
-    chosen: Sequence[int] = getattr(options, "seeds", variant.seeds[:1] if options.smoke else variant.seeds)
-    return chosen
+    if options.seeds is not None:
+        return list(options.seeds)
+    return variant.seeds[:1] if options.smoke else variant.seeds
 
 
 def _learner(variant: Variant, options: argparse.Namespace) -> LearnerSettings:
