@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -70,6 +71,7 @@ def main(variant: Variant, arguments: Sequence[str] | None = None) -> None:
     try:
         for seed in _seeds(variant, options):
             asyncio.run(variant.play(plan, settings, results.new_run(seed), results.tell))
+            gc.collect()  # model and optimizer are in cycles: two of them would be there at once
     except ConfigError as error:
         parser.error(str(error))
     results.finish(time.perf_counter() - began)
