@@ -50,10 +50,10 @@ test: $(READY_DEV)  ## Set up and run the tests
 test-core: $(READY_CORE)  ## The same without what needs torch, which is not installed
 	@$(BIN)/python -m scripts.run_tests -m 'not torch'
 
-grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path, 5 minutes)
+grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path, 3 minutes)
 	@$(BIN)/python -m examples.grpo.copying
 
-grpo-tools: $(READY_DEV)  ## Train the small model to use the calculator (Gym path, three seeds)
+grpo-tools: $(READY_DEV)  ## Train the small model to use the calculator (Gym path, three seeds, 45 minutes)
 	@$(BIN)/python -m examples.grpo.tool_task
 
 soak: $(READY_DEV)  ## Kill and resume collections KILLS=200 times; check the tokens of ROLLOUTS=200

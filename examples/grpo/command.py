@@ -6,7 +6,10 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +29,7 @@ from examples.grpo.reporting import (
     step_line,
     write_json,
 )
-from examples.grpo.training import Plan
+from examples.grpo.training import LEAST, Plan
 from nemo_gym.errors import ConfigError
 
 Tell = Callable[[RunReport], None]
@@ -41,6 +44,7 @@ _NUMBERS = {
     "refit_every": "updates between refits",
 }
 """Of a plan, as options."""
+_RESULTS = Path("results/grpo")
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,18 @@ def main(variant: Variant, arguments: Sequence[str] | None = None) -> None:
     parser = _parser(variant)
     options = parser.parse_args(arguments)
     try:
-        plan, settings = _plan(variant, options), _learner(variant, options)
-    except ValueError as error:
-        parser.error(str(error))
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    torch.set_num_threads(options.threads)
-    results = _Results(variant, plan, settings, options.output)
-    try:
-        for seed in _seeds(variant, options):
+        plan, settings, seeds = _plan(variant, options), _learner(variant, options), _seeds(variant, options)
+        results = _Results(variant, plan, settings, _folder(variant, options))
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        torch.set_num_threads(options.threads)
+        for seed in seeds:
             asyncio.run(variant.play(plan, settings, results.new_run(seed), results.tell))
             gc.collect()  # model and optimizer are in cycles: two of them would be there at once
     except ConfigError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        print(f"Interrupted; what was measured so far is in {results.metrics}", file=sys.stderr)
+        sys.exit(130)
     results.finish(time.perf_counter() - began)
 
 
@@ -81,7 +85,8 @@ class _Results:
     """The runs of a command so far, on disk after every step."""
 
     def __init__(self, variant: Variant, plan: Plan, settings: LearnerSettings, output: Path) -> None:
-        self._variant, self._plan, self._settings, self._output = variant, plan, settings, output
+        self._variant, self._plan, self._settings = variant, plan, settings
+        self.metrics, self._curve = output / "metrics.json", output / "curve.png"
         self._runs: list[RunReport] = []
         self._total_s: float | None = None
 
@@ -98,18 +103,17 @@ class _Results:
             print(step_line(run.steps[-1], self._plan.steps), flush=True)
         elif run.before is not None:
             print(evaluation_line("before", run.before), flush=True)
-        write_json(self._output / "metrics.json", self._as_json())
+        write_json(self.metrics, self._as_json())
 
     def finish(self, total_s: float) -> None:
         self._total_s = total_s
-        metrics, curve = self._output / "metrics.json", self._output / "curve.png"
-        write_json(metrics, self._as_json())
-        draw_curve(curve, self._variant.title, self._runs)
+        write_json(self.metrics, self._as_json())
+        draw_curve(self._curve, self._variant.title, self._runs)
         if len(self._runs) > 1:
             print(difference_line("all seeds, after − before", self._differences()))
         for run in self._runs:
             print(sampling_line(run))
-        print(f"{total_s:.0f} s; {metrics}, {curve}")
+        print(f"{total_s:.0f} s; {self.metrics}, {self._curve}")
 
     def _differences(self) -> list[float]:
         return [difference for run in self._runs for difference in run.differences]
@@ -131,7 +135,7 @@ def _parser(variant: Variant) -> argparse.ArgumentParser:
         prog=f"python -m examples.grpo.{variant.name}", description=f"GRPO: {variant.title}"
     )
     learning_rate, threads = variant.learner.learning_rate, len(os.sched_getaffinity(0))
-    output, seeds = Path("results/grpo") / variant.name, " ".join(map(str, variant.seeds))
+    output, seeds = _RESULTS / variant.name, " ".join(map(str, variant.seeds))
     parser.add_argument("--smoke", action="store_true", help="a run of two small steps")
     for name, what in _NUMBERS.items():
         # Left out where it is not given, so that it does not hide that of the smoke run.
@@ -142,21 +146,51 @@ def _parser(variant: Variant) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=None, help=f"a run for each ({seeds})")
     parser.add_argument("--threads", type=int, default=threads, help=f"of the learner ({threads})")
-    parser.add_argument("--output", type=Path, default=output, help=f"a folder ({output})")
+    parser.add_argument("--output", type=Path, help=f"a folder ({output}; of a smoke run {output}_smoke)")
     return parser
 
 
 def _plan(variant: Variant, options: argparse.Namespace) -> Plan:
     chosen = asdict(SMOKE if options.smoke else variant.plan)
     chosen |= {name: value for name, value in vars(options).items() if name in chosen}
+    for name, least in LEAST.items():
+        if chosen[name] < least:
+            raise ConfigError(f"--{name.replace('_', '-')} {chosen[name]}: {least} at least")
     return Plan(**chosen)
 
 
 def _seeds(variant: Variant, options: argparse.Namespace) -> Sequence[int]:
-    if options.seeds is not None:
-        return list(options.seeds)
-    return variant.seeds[:1] if options.smoke else variant.seeds
+    if options.seeds is None:
+        return variant.seeds[:1] if options.smoke else variant.seeds
+    if len(set(options.seeds)) < len(options.seeds):
+        raise ConfigError(
+            f"--seeds {' '.join(map(str, options.seeds))}: the same run twice tells nothing more"
+        )
+    return list(options.seeds)
 
 
 def _learner(variant: Variant, options: argparse.Namespace) -> LearnerSettings:
+    if not 0 < options.learning_rate < math.inf:
+        raise ConfigError(f"--learning-rate {options.learning_rate}: more than 0")
+    if options.threads < 1:
+        raise ConfigError(f"--threads {options.threads}: 1 at least")
     return LearnerSettings(**asdict(variant.learner) | {"learning_rate": options.learning_rate})
+
+
+def _folder(variant: Variant, options: argparse.Namespace) -> Path:
+    """Where results go, which can be written to; those of an earlier run stay under another name."""
+    usual = _RESULTS / (f"{variant.name}_smoke" if options.smoke else variant.name)
+    folder: Path = usual if options.output is None else options.output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--output {folder}: {error.strerror}; name a folder that can be written to"
+        ) from error
+    for earlier in (folder / "metrics.json", folder / "curve.png"):
+        if earlier.exists():
+            made = time.strftime("%Y%m%d-%H%M%S", time.localtime(earlier.stat().st_mtime))
+            earlier.rename(earlier.with_name(f"{earlier.stem}.{made}{earlier.suffix}"))
+    return folder

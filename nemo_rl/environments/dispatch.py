@@ -24,6 +24,9 @@ else:
     torch = lazy("torch")
 
 
+_SHOWN = ("role", "content")
+
+
 class EnvironmentDispatch:
     """The environments of a run, by task."""
 
@@ -69,18 +72,7 @@ class EnvironmentDispatch:
     ) -> EnvironmentReturn[Any]:
         batch = [_as_shown(message_log) for message_log in message_logs]
         given = await self._called(task, batch, list(metadata))
-        if not isinstance(given, tuple) or len(given) != len(EnvironmentReturn._fields):
-            raise TypeError(
-                f"the environment of task {task!r} gave {type(given).__name__} from step; "
-                f"it is to give an EnvironmentReturn({', '.join(EnvironmentReturn._fields)})"
-            )
-        result: EnvironmentReturn[Any] = EnvironmentReturn(*given)
-        nothing: list[Any] = [None] * len(batch)
-        return result._replace(
-            metadata=nothing if result.metadata is None else result.metadata,
-            next_stop_strings=nothing if result.next_stop_strings is None else result.next_stop_strings,
-            answers=nothing if result.answers is None else result.answers,
-        )
+        return _checked(given, len(batch), f"the environment of task {task!r}")
 
     async def _called(self, task: str, batch: list[LLMMessageLogType], metadata: list[Any]) -> Any:
         environment = self._environment(task)
@@ -99,9 +91,43 @@ class EnvironmentDispatch:
             return await given
 
 
+def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
+    """What a step gave, with lists in the place of what was left out; TypeError where it does not fit."""
+    if not isinstance(given, tuple) or len(given) != len(EnvironmentReturn._fields):
+        raise TypeError(
+            f"{who} gave {type(given).__name__} from step; "
+            f"it is to give an EnvironmentReturn({', '.join(EnvironmentReturn._fields)})"
+        )
+    result: EnvironmentReturn[Any] = EnvironmentReturn(*given)
+    nothing: list[Any] = [None] * rows
+    result = result._replace(
+        metadata=nothing if result.metadata is None else result.metadata,
+        next_stop_strings=nothing if result.next_stop_strings is None else result.next_stop_strings,
+        answers=nothing if result.answers is None else result.answers,
+    )
+    for field in ("observations", "metadata", "next_stop_strings", "terminateds", "answers"):
+        if _length(getattr(result, field)) != rows:
+            raise TypeError(
+                f"{who} gave {field} {getattr(result, field)!r}; it is to give one of each of {rows}"
+            )
+    if isinstance(result.rewards, torch.Tensor) and tuple(result.rewards.shape) != (rows,):
+        raise TypeError(f"{who} gave rewards of shape {list(result.rewards.shape)}; it is to be [{rows}]")
+    for shown in result.observations:
+        if not (isinstance(shown, Mapping) and all(isinstance(shown.get(key), str) for key in _SHOWN)):
+            raise TypeError(f"{who} gave the observation {shown!r}; it is to be a dict of role and content")
+    return result
+
+
+def _length(values: Any) -> int | None:
+    """None of what has no rows."""
+    if isinstance(values, torch.Tensor):
+        return len(values) if values.dim() == 1 else None
+    return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
+
+
 def _as_shown(message_log: LLMMessageLogType) -> LLMMessageLogType:
     """What an environment sees of a conversation."""
-    return [{"role": message["role"], "content": message["content"]} for message in message_log]
+    return [{key: message[key] for key in _SHOWN} for message in message_log]
 
 
 def _in_row_order(

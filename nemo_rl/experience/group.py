@@ -95,7 +95,7 @@ async def play_members(
             except Exception as error:  # the boundary of a try: what may be tried again is, all else goes up
                 if classify_rollout_failure(error) is not FailureClass.INFRA:
                     raise
-                logger.warning("%s traj_idx=%s is tried again: %s", current_group(), index, error)
+                logger.warning("%s traj_idx=%s is tried again: %s", current_group(), index, described(error))
             await sleep(retry_policy.backoff_s(failures))
         return await play(index)
 
@@ -105,7 +105,7 @@ async def play_members(
         except TERMINAL:
             raise
         except Exception as error:  # the boundary of a member: a failed one is data
-            logger.warning("%s traj_idx=%s failed: %s", current_group(), index, error)
+            logger.warning("%s traj_idx=%s failed: %s", current_group(), index, described(error))
             return error
 
     if integrity.on_member_failure == "drop":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_rl.experience.failures import FailureClass, GymTransportError, classify_rollout_failure
-from nemo_rl.experience.group import Sleep, current_group
+from nemo_rl.experience.group import Sleep, current_group, described
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,11 @@ class RowDispatch:
             if failures >= self.attempts:
                 raise error
             logger.warning(
-                "%s: %s of %s rows are sent again: %s", current_group(), len(missing), len(rows), error
+                "%s: %s of %s rows are sent again: %s",
+                current_group(),
+                len(missing),
+                len(rows),
+                described(error),
             )
             self.stats.gym_row_redispatches += len(missing)
             await self.sleep(self.retry_policy.backoff_s(failures))

@@ -168,6 +168,7 @@ class AsyncRolloutImpl:
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
         """Run num_generations_per_prompt rollouts for one prompt."""
         task_name, prompt_idx = input_sample["task_name"], input_sample["idx"]
+        _check_prompt(input_sample["message_log"], prompt_idx)
         timer = Timer()
         timer.start(f"{TIMER_PREFIX}/total")
         with timer.time(f"{TIMER_PREFIX}/run_rollouts"), playing(prompt_idx):
@@ -336,6 +337,16 @@ class AsyncRolloutImpl:
     ) -> dict[str, Any]:
         """Aggregate per-sample metrics across all completions."""
         return native_metrics(completions, all_sample_metrics)
+
+
+def _check_prompt(message_log: LLMMessageLogType, prompt_idx: int) -> None:
+    for position, message in enumerate(message_log):
+        ids = message["token_ids"]
+        if not isinstance(ids, torch.Tensor) or ids.dim() != 1 or (ids.is_floating_point() and ids.numel()):
+            raise ValueError(
+                f"prompt_idx={prompt_idx}: token_ids of message {position} of its message_log must be a "
+                "tensor of whole numbers with one dimension, as in torch.tensor(ids, dtype=torch.int64)"
+            )
 
 
 def _carry_on(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:

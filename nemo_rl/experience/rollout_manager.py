@@ -17,7 +17,7 @@ from nemo_rl.experience.failures import (
     RolloutRedispatchExhausted,
     classify_rollout_failure,
 )
-from nemo_rl.experience.group import Sleep
+from nemo_rl.experience.group import Sleep, described
 from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl
 from nemo_rl.experience.interfaces import GroupBuffer, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.native_rollout import NO_TURN_LIMIT, AsyncRolloutImpl
@@ -187,7 +187,9 @@ class RolloutManager:
         tries.infra += 1
         if tries.infra < policy.max_infra_attempts:
             self.stats.redispatches[name] += 1
-            logger.warning("prompt_idx=%s: try %d failed, tried again: %s", prompt_idx, tries.infra, error)
+            logger.warning(
+                "prompt_idx=%s: try %d failed, tried again: %s", prompt_idx, tries.infra, described(error)
+            )
             await self._sleep(policy.backoff_s(tries.infra))
             return False
         self.stats.drop(name)
@@ -198,7 +200,9 @@ class RolloutManager:
                 f"{policy.max_consecutive_dropped_prompts}), the last one prompt_idx={prompt_idx} after "
                 f"{tries.infra} tries: {name}: {error}"
             ) from error
-        logger.error("prompt_idx=%s is left out after %d tries: %s", prompt_idx, tries.infra, error)
+        logger.error(
+            "prompt_idx=%s is left out after %d tries: %s", prompt_idx, tries.infra, described(error)
+        )
         return True
 
     def _after_data_failure(self, error: Exception, tries: _Tries, prompt_idx: int) -> bool:
@@ -207,12 +211,16 @@ class RolloutManager:
         tries.data += 1
         if tries.data < policy.max_data_attempts:
             self.stats.data_retries[name] += 1
-            logger.warning("prompt_idx=%s: try %d failed, tried again: %s", prompt_idx, tries.data, error)
+            logger.warning(
+                "prompt_idx=%s: try %d failed, tried again: %s", prompt_idx, tries.data, described(error)
+            )
             return False
         self.stats.data_failures[name] += 1
         if self.stats.skipped < policy.max_skipped_prompts:
             self.stats.skipped += 1
-            logger.error("prompt_idx=%s is skipped after %d tries: %s", prompt_idx, tries.data, error)
+            logger.error(
+                "prompt_idx=%s is skipped after %d tries: %s", prompt_idx, tries.data, described(error)
+            )
             return True
         if policy.max_skipped_prompts == 0:
             raise error

@@ -7,6 +7,7 @@ has the sampler's log-probability at each of these and 0 everywhere else.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,7 @@ from nemo_rl.experience.message_log import flat_logprobs, flat_token_ids, is_sam
 from nemo_rl.lazy import lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import torch
 
@@ -107,6 +108,10 @@ def padded(
 
 
 def refuse_none(records: Sequence[PromptGroupRecord]) -> None:
+    if not isinstance(records, Sequence):
+        raise TypeError(
+            f"a batch is made of a list of groups, not of a {type(records).__name__}; write [record]"
+        )
     if not records or not all(record.completions for record in records):
         raise ValueError("a batch needs one group at least, and each group a completion")
 

@@ -8,6 +8,7 @@ thread calls the model. When the last of all requests is answered, the model is 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nemo_rl.experience.failures import NoHealthyShards
 from nemo_rl.lazy import lazy
 from nemo_rl.models.generation.inference import generating
 from nemo_rl.models.generation.sampling import Sampling, draw
@@ -61,11 +63,17 @@ class BatchingLoop:
         self._forget_first = False
         self._thread: threading.Thread | None = None
         self._noted_s = 0.0
+        self._process = os.getpid()
+        """A thread does not come along into a forked one."""
 
     def submit(self, request: Request) -> None:
         with self._changed:
             if self._is_closed:
-                raise RuntimeError("this generation was closed; build another")
+                raise NoHealthyShards("this generation was closed; build another")
+            if self._process != os.getpid():
+                raise NoHealthyShards(
+                    "this generation was made in another process; build one here, after forking"
+                )
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
                 self._thread.start()
@@ -120,7 +128,7 @@ class BatchingLoop:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         while self._waiting:
-            self._waiting.popleft().fail(RuntimeError("the generation was closed before this request ran"))
+            self._waiting.popleft().fail(NoHealthyShards("the generation was closed before this request ran"))
 
     def _wait_until_idle(self) -> None:
         if threading.current_thread() is self._thread:
@@ -167,7 +175,7 @@ class BatchingLoop:
             self._note_busy()
             if self._rows or self._waiting:  # else the model is put back first
                 self._settle_finished()
-        self._drop_rows(RuntimeError("the generation was closed while this request ran"))
+        self._drop_rows(NoHealthyShards("the generation was closed while this request ran"))
 
     def _admit(self) -> None:
         with self._changed:

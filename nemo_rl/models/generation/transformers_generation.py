@@ -8,6 +8,7 @@ output is the prompt.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 else:
     torch = lazy("torch")
+
+logger = logging.getLogger(__name__)
 
 
 class TransformersGeneration(GenerationInterface):
@@ -145,6 +148,11 @@ class TransformersGeneration(GenerationInterface):
             if request.room:
                 self._loop.submit(request)
             else:
+                logger.warning(
+                    "a prompt of %d tokens leaves no room to generate in max_model_len %d",
+                    len(request.prompt),
+                    self._max_model_len,
+                )
                 request.settle()
         return [request.future for request in requests]
 

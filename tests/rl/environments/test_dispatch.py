@@ -187,6 +187,30 @@ def test_an_environment_need_not_say_what_it_has_nothing_to_say_of() -> None:
     assert step({"a": Terse()}, ["a"], [log("x")]).metadata == [None]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("observations", [], r"gave observations \[\]; it is to give one of each of 1"),
+        ("metadata", [], "gave metadata"),
+        ("terminateds", None, "gave terminateds None"),
+        ("terminateds", torch.tensor(True), "gave terminateds"),
+        ("rewards", torch.ones(2), r"rewards of shape \[2\]; it is to be \[1\]"),
+        ("rewards", torch.ones(1, 1), r"rewards of shape \[1, 1\]"),
+        ("observations", [{"content": "x"}], "a dict of role and content"),
+        ("observations", [{"role": "tool", "content": None}], "a dict of role and content"),
+        ("observations", ["x"], "a dict of role and content"),
+        ("next_stop_strings", "x", "gave next_stop_strings 'x'"),
+    ],
+)
+def test_a_step_whose_return_does_not_fit_says_what_would(field: str, value: Any, told: str) -> None:
+    class Odd(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            return super().step(logs, metadata)._replace(**{field: value})
+
+    with pytest.raises(TypeError, match=f"the environment of task 'a' .*{told}"):
+        step({"a": Odd()}, ["a"], [log("x")])
+
+
 def test_a_step_that_gives_something_else_is_told_what_to_give() -> None:
     class Nothing(Plain):
         def step(self, logs: list[Any], metadata: list[Any]) -> Any:

@@ -1,11 +1,14 @@
 """The tasks of the examples: the same for a seed, held-out ones apart, judged strictly."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from examples.grpo.command import main
+from examples.grpo.command import Variant, main
 from examples.grpo.copying import VARIANT
 from examples.grpo.questions import datum, questions
 from examples.grpo.reporting import Evaluation, RunReport, smoothed
@@ -37,17 +40,50 @@ def test_more_tasks_than_there_are_is_told(choose: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--group-size", "1"], "group size: 1, but 2 at least"),
-        (["--steps", "0"], "steps: 0, but 1 at least"),
+        (["--group-size", "1"], "--group-size 1: 2 at least"),
+        (["--steps", "0"], "--steps 0: 1 at least"),
+        (["--learning-rate", "nan"], "--learning-rate nan: more than 0"),
+        (["--threads", "0"], "--threads 0: 1 at least"),
+        (["--seeds", "1", "1"], "--seeds 1 1: the same run twice"),
+        (["--output", __file__], "name a folder that can be written to"),
     ],
 )
-def test_plan_that_cannot_work_is_refused_before_anything_is_loaded(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_run_that_cannot_work_is_refused_before_anything_is_loaded(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    output = [] if "--output" in arguments else ["--output", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
-        main(VARIANT, arguments)
+        main(unplayable(), [*arguments, *output])
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def unplayable() -> Variant:
+    async def play(*_: Any) -> None:
+        raise AssertionError("nothing is to be played")
+
+    return replace(VARIANT, play=play)
+
+
+def interrupted() -> Variant:
+    async def play(plan: Any, settings: Any, report: RunReport, tell: Any) -> None:
+        report.before = Evaluation([[0.0], [1.0]], [0])
+        tell(report)
+        raise KeyboardInterrupt
+
+    return replace(VARIANT, play=play)
+
+
+def test_interrupted_run_says_where_its_results_are_and_keeps_those_of_the_one_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.json").write_text("earlier")
+    with pytest.raises(SystemExit) as ended:
+        main(interrupted(), ["--smoke", "--output", str(tmp_path)])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"Interrupted; what was measured so far is in {tmp_path}/metrics.json\n"
+    assert json.loads((tmp_path / "metrics.json").read_text())["runs"][0]["heldout"]["before"]["mean"] == 0.5
+    assert [path.read_text() for path in tmp_path.glob("metrics.2*.json")] == ["earlier"]
 
 
 def test_answers_of_questions_are_right() -> None:

@@ -21,7 +21,7 @@ from nemo_rl.experience.message_log import token_loss_mask
 from nemo_rl.experience.native_rollout import AsyncRolloutImpl
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts
 from nemo_rl.experience.rollout_manager import RolloutManager
-from tests.support.native_rollouts import managed, rollouts, run, sample, tokens
+from tests.support.native_rollouts import managed, message, rollouts, run, sample, tokens
 from tests.support.scripted_policy import ScriptedEnvironment, ScriptedGeneration, Step, Turn
 from tests.support.toy_tokenizer import ToyTokenizer
 
@@ -353,3 +353,10 @@ def test_failure_that_must_end_the_run_is_nobody_s_alone(rule: Any) -> None:
     script = [[Turn([21])], [Turn([], error=RolloutStall("nothing moves"))], [Turn([23])]]
     with pytest.raises(RolloutStall, match="nothing moves"):
         run(script, [Step(terminated=True)], integrity=GroupIntegrity(rule))
+
+
+@pytest.mark.parametrize("ids", [[11], torch.tensor([[11]]), torch.tensor([11.0])])
+def test_prompt_whose_tokens_are_none_is_refused_by_its_number(ids: Any) -> None:
+    log = [message("user", 5), {"role": "user", "content": "11", "token_ids": ids}]
+    with pytest.raises(ValueError, match=r"prompt_idx=5: token_ids of message 1 .*int64"):
+        run([[Turn([21])]], [Step()], sample(idx=5, message_log=log))

@@ -136,3 +136,8 @@ def test_no_groups_are_no_batch() -> None:
         records_to_train_batch([])
     with pytest.raises(ValueError, match="each group a completion"):
         record_to_train_batch(group())
+
+
+def test_one_group_is_to_be_given_in_a_list() -> None:
+    with pytest.raises(TypeError, match=r"not of a PromptGroupRecord; write \[record\]"):
+        records_to_train_batch(group(completion()))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from nemo_rl.experience.failures import NoHealthyShards
 from nemo_rl.models.generation.transformers_generation import TransformersGeneration
 from tests.support.commands import ROOT, wait_until
 from tests.support.generations import batch_of, generated_tokens, generation_config, last_output, rescored_gap
@@ -291,7 +292,7 @@ def test_closing_fails_what_has_not_finished_and_refuses_what_comes() -> None:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await closing
         assert ["closed" in str(result) for result in results] == [True, True]
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(NoHealthyShards, match="closed"):
             await last_output(generation, request(5))
         generation.close()
 

@@ -1,4 +1,5 @@
 import asyncio
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from nemo_rl.experience.failures import NoHealthyShards
 from nemo_rl.models.generation.transformers_generation import TransformersGeneration
 from tests.support.generations import (
     batch_of,
@@ -332,3 +334,24 @@ def test_finishing_gives_the_memory_back_and_later_requests_work() -> None:
         assert not generation.invalidate_kv_cache()
         assert generated_tokens(generation.generate(data)) == generated_tokens(before)
         assert generation.init_collective("127.0.0.1", 0, 1) == []
+
+
+def test_prompt_without_room_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with new_generation(max_model_len=4) as generation:
+        output = generation.generate(batch_of([[5, 6, 7, 8]]))
+    assert output["generation_lengths"].tolist() == [0]
+    assert "a prompt of 4 tokens leaves no room to generate in max_model_len 4" in caplog.text
+
+
+def test_generation_that_was_made_before_forking_says_so_in_the_fork() -> None:
+    with new_generation() as generation:
+        generation.generate(batch_of([[5, 6]]))
+        child = os.fork()
+        if not child:
+            try:
+                generation.generate(batch_of([[5, 6]]))
+            except NoHealthyShards as error:
+                os._exit(0 if "after forking" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
