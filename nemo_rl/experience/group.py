@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 Sleep = Callable[[float], Awaitable[object]]
 
 
@@ -70,9 +69,7 @@ async def all_or_nothing(plays: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
-            if (
-                not task.cancelling()
-            ):  # where the group is cancelled all are: twice would break their cleaning up
+            if not task.cancelling():  # as all are where the group is: twice would break their cleaning up
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
@@ -92,6 +89,8 @@ async def play_members(
         for failures in range(1, integrity.member_attempts):
             try:
                 return await play(index)
+            except TERMINAL:
+                raise
             except Exception as error:  # the boundary of a try: what may be tried again is, all else goes up
                 if classify_rollout_failure(error) is not FailureClass.INFRA:
                     raise

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_gym.local_engine import find_weights
 from nemo_rl.environments.nemo_gym import NemoGym, NemoGymBatch
 from nemo_rl.experience.integrity import advantage_audit
 from nemo_rl.experience.interfaces import GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import flat_logprobs, flat_token_ids, token_loss_mask
 from nemo_rl.experience.rollout_manager import RolloutManager
+from nemo_rl.models.weights import export_gguf, load_policy
 from tests.support.commands import ROOT, NgRun
 from tests.support.toy_tokenizer import ToyTokenizer
 from tests.support.vllm_stand_in import VLLMStandIn
@@ -79,11 +79,17 @@ def played(gym: Any, sample: Any, weights: Path | None = None, **options: Any) -
 
 
 @pytest.fixture(scope="module")
-def embedded() -> PromptGroupRecord:
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy as a trainer hands it over: F16."""
+    exported = tmp_path_factory.mktemp("weights") / "policy.gguf"
+    export_gguf(load_policy(), exported)
+    return exported
+
+
+@pytest.fixture(scope="module")
+def embedded(weights: Path) -> PromptGroupRecord:
     """The group of a seeded run, hosted in this process."""
-    return played(
-        NemoGymBatch([CALCULATOR, LOCAL_MODEL], SETTINGS, **IN_TURN), calling(), find_weights(), seed=11
-    )
+    return played(NemoGymBatch([CALCULATOR, LOCAL_MODEL], SETTINGS, **IN_TURN), calling(), weights, seed=11)
 
 
 def test_tokens_of_every_member_come_turn_by_turn(embedded: PromptGroupRecord) -> None:
@@ -112,10 +118,10 @@ def test_members_have_seeds_of_their_own(embedded: PromptGroupRecord) -> None:
     assert len(sampled) > 1
 
 
-def test_group_behind_ng_run_is_the_group_hosted_here(embedded: PromptGroupRecord) -> None:
+def test_group_behind_ng_run_is_the_group_hosted_here(embedded: PromptGroupRecord, weights: Path) -> None:
     with NgRun([CALCULATOR, LOCAL_MODEL], SETTINGS) as run:
         over_http = played(
-            NemoGym(head_server=f"127.0.0.1:{run.head.port}", **IN_TURN), calling(), find_weights(), seed=11
+            NemoGym(head_server=f"127.0.0.1:{run.head.port}", **IN_TURN), calling(), weights, seed=11
         )
     assert len(over_http.completions) == N
     for here, there in zip(embedded.completions, over_http.completions, strict=True):

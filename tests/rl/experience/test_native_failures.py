@@ -350,9 +350,11 @@ def test_a_member_that_infrastructure_failed_is_tried_again() -> None:
 
 @pytest.mark.parametrize("rule", ["drop", "shrink", "mask"])
 def test_failure_that_must_end_the_run_is_nobody_s_alone(rule: Any) -> None:
-    script = [[Turn([21])], [Turn([], error=RolloutStall("nothing moves"))], [Turn([23])]]
+    stall = RolloutStall("nothing moves")
+    stall.__cause__ = ConnectionError("gone")
+    script = [[Turn([21])], [Turn([], error=stall)], [Turn([23])]]
     with pytest.raises(RolloutStall, match="nothing moves"):
-        run(script, [Step(terminated=True)], integrity=GroupIntegrity(rule))
+        run(script, [Step(terminated=True)], integrity=GroupIntegrity(rule, member_attempts=2))
 
 
 @pytest.mark.parametrize("ids", [[11], torch.tensor([[11]]), torch.tensor([11.0])])
