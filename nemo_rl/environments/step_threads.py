@@ -11,6 +11,7 @@ it: a loop and a thread that work at the same time take twice as long as one aft
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -122,6 +123,7 @@ class StepThreads:
         self._lock = threading.Lock()
         self._most = 1
         self._running = 0
+        self._process = os.getpid()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
 
@@ -154,6 +156,8 @@ class StepThreads:
 
     def _send(self, jobs: list[_Job]) -> None:
         with self._lock:
+            if self._process != os.getpid():  # forked: threads do not come along
+                self._process, self._running, self._jobs = os.getpid(), 0, queue.SimpleQueue()
             for job in jobs:
                 self._jobs.put(job)
             for _ in range(min(len(jobs), self._most - self._running)):
@@ -171,6 +175,7 @@ class StepThreads:
             job.desk.put(job, is_last=self._jobs.empty())
             if job.is_given_up:
                 return
+            del job  # and with it the environment, which may go while this thread waits
 
     def _next(self) -> _Job | None:
         """None where the thread is to end."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 import time
 import weakref
@@ -10,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from nemo_rl.environments.step_threads import StepThreads, threads_of
+from nemo_rl.environments.step_threads import IDLE_S, StepThreads, threads_of
 from nemo_rl.experience.failures import RolloutTimeout
 
 LONG_S = 30.0
 """Nothing here takes that long unless it hangs."""
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + LONG_S
+def wait_for(is_so: Callable[[], bool], longest_s: float = LONG_S) -> None:
+    end_s = time.monotonic() + longest_s
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.005)
@@ -146,8 +147,32 @@ def test_everybody_who_has_an_environment_shares_its_threads_while_it_lives() ->
     assert threads_of(one) is not threads_of(other)
     threads = weakref.ref(threads_of(one))
     del one
-    gc.collect()
-    assert threads() is None
+    wait_for(lambda: (gc.collect(), threads() is None)[1])
+
+
+def test_environment_that_was_stepped_may_go_while_its_thread_waits() -> None:
+    class Stepped:
+        def step(self) -> str:
+            return "played"
+
+    environment = Stepped()
+    gone = weakref.ref(environment)
+    asyncio.run(threads_of(environment).run(environment.step))
+    del environment
+    wait_for(lambda: (gc.collect(), gone() is None)[1], IDLE_S / 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of threads in a fork
+def test_environment_that_was_stepped_before_forking_is_stepped_in_the_fork() -> None:
+    threads = StepThreads("environment of two processes")
+    assert asyncio.run(threads.run(os.getpid)) == os.getpid()
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if asyncio.run(asyncio.wait_for(threads.run(os.getpid), LONG_S)) == os.getpid() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_object_that_cannot_be_watched_has_threads_too() -> None:

@@ -343,6 +343,7 @@ def test_prompt_without_room_is_told_of(caplog: pytest.LogCaptureFixture) -> Non
     assert "a prompt of 4 tokens leaves no room to generate in max_model_len 4" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of threads in a fork
 def test_generation_that_was_made_before_forking_says_so_in_the_fork() -> None:
     with new_generation() as generation:
         generation.generate(batch_of([[5, 6]]))
