@@ -141,7 +141,7 @@ class Learner:
             losses.append(-(weights * logprobs).sum() * sample.advantage)
             gaps.append(gap)
         loss = torch.stack(losses).sum() / trained_tokens
-        loss.backward()
+        torch.autograd.backward(loss)
         return _Part(float(loss.detach()), torch.cat(gaps))
 
 

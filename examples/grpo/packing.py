@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -98,8 +99,10 @@ def _shared(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-def token_logprobs(model: torch.nn.Module, pack: Pack, wanted_T: torch.Tensor) -> torch.Tensor:
+def token_logprobs(model: Any, pack: Pack, wanted_T: torch.Tensor) -> torch.Tensor:
     """The log-probability of the token at each wanted place, given its prefix; 0 at all others.
+
+    The model has a `model` below its `lm_head`, as those of transformers do.
 
     Only wanted ones are scored against the vocabulary, which costs as much as several layers.
     """
@@ -110,7 +113,7 @@ def token_logprobs(model: torch.nn.Module, pack: Pack, wanted_T: torch.Tensor) -
         use_cache=False,
     ).last_hidden_state[0]
     wanted = wanted_T.nonzero().squeeze(1)
-    sources, source_of = pack.parents_T[wanted].unique(return_inverse=True)
+    sources, source_of = torch.unique(pack.parents_T[wanted], return_inverse=True)
     logits = model.lm_head(hidden[sources])
     chosen = logits[source_of, pack.token_ids_T[wanted]] - logits.logsumexp(-1)[source_of]
     return torch.zeros(len(wanted_T)).index_put((wanted,), chosen)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from examples.grpo.command import Tell, Variant, main
 from examples.grpo.learner import Learner, LearnerSettings, UpdateReport
@@ -55,9 +55,10 @@ class GymArena:
         self._weights = weights
 
     def manager(self, group_size: int, seed: int) -> RolloutManager:
+        environments: Any = {"nemo_gym": self._gym}  # a handle, in the place of an environment
         return RolloutManager(
             self._policy.tokenizer,
-            {"nemo_gym": self._gym},
+            environments,
             group_size,
             MAX_SEQ_LEN,
             generation_config=GENERATION,
