@@ -149,7 +149,8 @@ def _in_row_order(
         names = list(returns[0].rewards)
         rewards: Any = {name: torch.cat([one.rewards[name] for one in returns])[place] for name in names}
     else:
-        rewards = torch.cat([one.rewards for one in returns])[place]  # type: ignore[misc]
+        tensors: list[Any] = [one.rewards for one in returns]
+        rewards = torch.cat(tensors)[place]
     return EnvironmentReturn(
         observations=joined("observations"),
         metadata=joined("metadata"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.experience.message_log import length_of
-from nemo_rl.experience.metrics import pct, rate, stats
+from nemo_rl.experience.metrics import pct, rate, sequence_stats, stats, turn_stats
 
 if TYPE_CHECKING:
     from nemo_rl.data.interfaces import LLMMessageLogType
@@ -23,10 +23,9 @@ def gym_metrics(completions: Sequence[Completion], agent_name: str) -> dict[str,
     lengths = [length_of(log) for log in logs]
     longest = [max(tokens, default=0) for tokens in generated]
     metrics = stats([member.reward for member in members], n, "total_reward")
-    metrics |= stats(turns, n, "turns_per_sample")
-    metrics |= {f"turns_per_sample/p{p}": pct(turns, p) for p in (95, 99)}
+    metrics |= turn_stats(turns, n)
     metrics |= stats(lengths, n, "total_tokens_per_sample")
-    metrics |= stats(lengths, n, "sequence_tokens_per_sample")  # what both paths mean the same by
+    metrics |= sequence_stats(members)
     metrics |= stats([sum(tokens) for tokens in generated], n, "gen_tokens_per_sample")
     metrics |= stats(longest, n, "max_gen_tokens_per_turn")
     metrics["max_gen_tokens_per_turn/p95"] = pct(longest, 95)
