@@ -39,20 +39,20 @@ class EnvironmentDispatch:
         self._task_to_env = task_to_env
         self._concurrency = concurrency
         self._step_limit_s = step_limit_s
-        self._threads: dict[int, StepThreads] = {}
+        self._ways: dict[int, _Way] = {}
         """By environment: one may serve several tasks."""
 
     async def step(
         self, tasks: Sequence[str], message_logs: Sequence[LLMMessageLogType], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
         """Step a batch; rows of one task go to its environment together, tasks at the same time."""
+        if len(set(tasks)) == 1:
+            return await self._step_task(tasks[0], message_logs, metadata)
         rows_by_task: dict[str, list[int]] = {}
         for row, task in enumerate(tasks):
             rows_by_task.setdefault(task, []).append(row)
         for task in rows_by_task:
             self._environment(task)  # before anything is stepped
-        if len(rows_by_task) == 1:
-            return await self._step_task(tasks[0], message_logs, metadata)
         returns = await asyncio.gather(
             *(
                 self._step_task(task, [message_logs[row] for row in rows], [metadata[row] for row in rows])
@@ -76,19 +76,30 @@ class EnvironmentDispatch:
 
     async def _called(self, task: str, batch: list[LLMMessageLogType], metadata: list[Any]) -> Any:
         environment = self._environment(task)
-        step = environment.step
-        if not hasattr(step, "remote") and not inspect.iscoroutinefunction(step):
-            threads = self._threads.get(id(environment))
-            if threads is None:
-                threads = self._threads[id(environment)] = threads_of(environment)
-                threads.allow(self._concurrency)
-            given = await threads.run(step, batch, metadata, limit_s=self._step_limit_s)
+        way = self._ways.get(id(environment))
+        if way is None:
+            way = self._ways[id(environment)] = _Way(environment, self._concurrency)
+        if way.threads is not None:
+            given = await way.threads.run(way.step, batch, metadata, limit_s=self._step_limit_s)
             if not inspect.isawaitable(given):
                 return given
         else:
-            given = getattr(step, "remote", step)(batch, metadata)  # what a Ray actor gives can be awaited
+            given = way.step(batch, metadata)
         async with within(self._step_limit_s, "a step of the environment"):
             return await given
+
+
+class _Way:
+    """How one environment is stepped, found out once. It keeps the environment, whose id stays its own."""
+
+    def __init__(self, environment: Any, concurrency: int) -> None:
+        step = environment.step
+        self.step = getattr(step, "remote", step)  # what a Ray actor gives can be awaited
+        self.threads: StepThreads | None = None
+        """Of a plain object."""
+        if self.step is step and not inspect.iscoroutinefunction(step):
+            self.threads = threads_of(environment)
+            self.threads.allow(concurrency)
 
 
 def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
@@ -98,21 +109,22 @@ def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
             f"{who} gave {type(given).__name__} from step; "
             f"it is to give an EnvironmentReturn({', '.join(EnvironmentReturn._fields)})"
         )
-    result: EnvironmentReturn[Any] = EnvironmentReturn(*given)
+    observations, metadata, next_stop_strings, rewards, terminateds, answers = given
     nothing: list[Any] = [None] * rows
-    result = result._replace(
-        metadata=nothing if result.metadata is None else result.metadata,
-        next_stop_strings=nothing if result.next_stop_strings is None else result.next_stop_strings,
-        answers=nothing if result.answers is None else result.answers,
+    result: EnvironmentReturn[Any] = EnvironmentReturn(
+        observations,
+        nothing if metadata is None else metadata,
+        nothing if next_stop_strings is None else next_stop_strings,
+        rewards,
+        terminateds,
+        nothing if answers is None else answers,
     )
-    for field in ("observations", "metadata", "next_stop_strings", "terminateds", "answers"):
-        if _length(getattr(result, field)) != rows:
-            raise TypeError(
-                f"{who} gave {field} {getattr(result, field)!r}; it is to give one of each of {rows}"
-            )
-    if isinstance(result.rewards, torch.Tensor) and tuple(result.rewards.shape) != (rows,):
-        raise TypeError(f"{who} gave rewards of shape {list(result.rewards.shape)}; it is to be [{rows}]")
-    for shown in result.observations:
+    for field, values in zip(EnvironmentReturn._fields, result, strict=True):
+        if field != "rewards" and _length(values) != rows:
+            raise TypeError(f"{who} gave {field} {values!r}; it is to give one of each of {rows}")
+    if isinstance(rewards, torch.Tensor) and rewards.shape != (rows,):
+        raise TypeError(f"{who} gave rewards of shape {list(rewards.shape)}; it is to be [{rows}]")
+    for shown in observations:
         if not (isinstance(shown, Mapping) and all(isinstance(shown.get(key), str) for key in _SHOWN)):
             raise TypeError(f"{who} gave the observation {shown!r}; it is to be a dict of role and content")
     return result
@@ -120,14 +132,16 @@ def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
 
 def _length(values: Any) -> int | None:
     """None of what has no rows."""
+    if type(values) is list:
+        return len(values)
     if isinstance(values, torch.Tensor):
-        return len(values) if values.dim() == 1 else None
+        return values.numel() if values.dim() == 1 else None
     return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
 
 
 def _as_shown(message_log: LLMMessageLogType) -> LLMMessageLogType:
     """What an environment sees of a conversation."""
-    return [{key: message[key] for key in _SHOWN} for message in message_log]
+    return [{"role": message["role"], "content": message["content"]} for message in message_log]
 
 
 def _in_row_order(

@@ -37,7 +37,7 @@ def stddev(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.nan
     mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return math.sqrt(math.fsum([(value - mean) ** 2 for value in values]) / (len(values) - 1))
 
 
 def _median(ordered: Sequence[float]) -> float:

@@ -68,9 +68,12 @@ class RolloutRetryPolicy:
         return float(min(self.backoff_base_s * 2.0 ** min(failures - 1, 60), self.max_backoff_s))
 
 
+_NO_LIMIT = nullcontext()
+
+
 def within(limit_s: float | None, what: str) -> AbstractAsyncContextManager[None]:
     """RolloutTimeout where the limit runs out; a TimeoutError from inside passes as it is."""
-    return nullcontext() if limit_s is None else _within(limit_s, what)
+    return _NO_LIMIT if limit_s is None else _within(limit_s, what)
 
 
 @asynccontextmanager
