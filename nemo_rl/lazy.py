@@ -16,15 +16,16 @@ from typing import Any
 from nemo_gym.extras import load_extra
 
 
-class _Lazy(ModuleType):
-    def __getattr__(self, name: str) -> Any:
+def lazy(module: str) -> ModuleType:
+    """Stands for a module; asks it for a name when that is first used, and keeps what it gave."""
+    stand_in = ModuleType(module)  # no class of its own: names of plain modules are found quickest
+
+    def found(name: str) -> Any:
         if name.startswith("__"):  # asked by whoever looks at modules, not by code that needs the package
             raise AttributeError(name)
-        value = getattr(load_extra(self.__name__, "rl", "nemo_rl"), name)
-        setattr(self, name, value)
+        value = getattr(load_extra(module, "rl", "nemo_rl"), name)
+        setattr(stand_in, name, value)
         return value
 
-
-def lazy(module: str) -> ModuleType:
-    """Stands for a module until one of its names is used."""
-    return _Lazy(module)
+    vars(stand_in)["__getattr__"] = found
+    return stand_in

@@ -24,9 +24,6 @@ else:
     torch = lazy("torch")
 
 
-_SHOWN = ("role", "content")
-
-
 class EnvironmentDispatch:
     """The environments of a run, by task."""
 
@@ -111,21 +108,21 @@ def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
         )
     observations, metadata, next_stop_strings, rewards, terminateds, answers = given
     nothing: list[Any] = [None] * rows
-    result: EnvironmentReturn[Any] = EnvironmentReturn(
-        observations,
-        nothing if metadata is None else metadata,
-        nothing if next_stop_strings is None else next_stop_strings,
-        rewards,
-        terminateds,
-        nothing if answers is None else answers,
-    )
-    for field, values in zip(EnvironmentReturn._fields, result, strict=True):
+    metadata = nothing if metadata is None else metadata
+    next_stop_strings = nothing if next_stop_strings is None else next_stop_strings
+    answers = nothing if answers is None else answers
+    result = EnvironmentReturn(observations, metadata, next_stop_strings, rewards, terminateds, answers)
+    for field, values in zip(result._fields, result, strict=True):
         if field != "rewards" and _length(values) != rows:
             raise TypeError(f"{who} gave {field} {values!r}; it is to give one of each of {rows}")
     if isinstance(rewards, torch.Tensor) and rewards.shape != (rows,):
         raise TypeError(f"{who} gave rewards of shape {list(rewards.shape)}; it is to be [{rows}]")
     for shown in observations:
-        if not (isinstance(shown, Mapping) and all(isinstance(shown.get(key), str) for key in _SHOWN)):
+        if not (
+            isinstance(shown, Mapping)
+            and isinstance(shown.get("role"), str)
+            and isinstance(shown.get("content"), str)
+        ):
             raise TypeError(f"{who} gave the observation {shown!r}; it is to be a dict of role and content")
     return result
 

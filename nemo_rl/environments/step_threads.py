@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from nemo_rl.experience.failures import RolloutTimeout
@@ -29,18 +30,20 @@ IDLE_S = 10.0
 """After which a thread without work ends."""
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
     """A call, and who waits for what it gives."""
 
-    def __init__(self, call: Callable[..., Any], arguments: tuple[Any, ...], desk: _Desk) -> None:
-        self.call, self.arguments, self.desk = call, arguments, desk
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.began_s: float | None = None
-        self.is_done = False
-        self.is_given_up = False
-        """It hangs: its thread ends with it, and another has taken that one's place."""
-        self._result: Any = None
-        self._error: BaseException | None = None
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    desk: _Desk
+    future: asyncio.Future[Any]
+    began_s: float | None = None
+    is_done: bool = False
+    is_given_up: bool = False
+    """It hangs: its thread ends with it, and another has taken that one's place."""
+    _result: Any = None
+    _error: BaseException | None = None
 
     def run(self) -> None:
         self.began_s = time.perf_counter()
@@ -137,7 +140,7 @@ class StepThreads:
         desk = self._desks.get(loop)
         if desk is None:
             desk = self._desks[loop] = _Desk(self._send)
-        job = _Job(call, arguments, desk)
+        job = _Job(call, arguments, desk, loop.create_future())
         desk.hand_in(job)
         return await (job.future if limit_s is None else self._within(job, limit_s))
 

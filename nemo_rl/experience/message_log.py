@@ -58,7 +58,7 @@ def _copied(value: Any) -> Any:
 
 def length_of(message_log: LLMMessageLogType) -> int:
     """Tokens of a log."""
-    return sum(message["token_ids"].numel() for message in message_log)
+    return sum([message["token_ids"].numel() for message in message_log])
 
 
 def flat_token_ids(message_log: LLMMessageLogType) -> torch.Tensor:
