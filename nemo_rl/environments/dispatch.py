@@ -67,23 +67,19 @@ class EnvironmentDispatch:
     async def _step_task(
         self, task: str, message_logs: Sequence[LLMMessageLogType], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
-        batch = [_as_shown(message_log) for message_log in message_logs]
-        given = await self._called(task, batch, list(metadata))
-        return _checked(given, len(batch), f"the environment of task {task!r}")
-
-    async def _called(self, task: str, batch: list[LLMMessageLogType], metadata: list[Any]) -> Any:
         environment = self._environment(task)
+        batch = [_as_shown(message_log) for message_log in message_logs]
         way = self._ways.get(id(environment))
         if way is None:
             way = self._ways[id(environment)] = _Way(environment, self._concurrency)
         if way.threads is not None:
-            given = await way.threads.run(way.step, batch, metadata, limit_s=self._step_limit_s)
-            if not inspect.isawaitable(given):
-                return given
+            given = await way.threads.run(way.step, batch, list(metadata), limit_s=self._step_limit_s)
         else:
-            given = way.step(batch, metadata)
-        async with within(self._step_limit_s, "a step of the environment"):
-            return await given
+            given = way.step(batch, list(metadata))
+        if inspect.isawaitable(given):
+            async with within(self._step_limit_s, "a step of the environment"):
+                given = await given
+        return _checked(given, len(batch), f"the environment of task {task!r}")
 
 
 class _Way:
