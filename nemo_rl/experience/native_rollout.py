@@ -370,7 +370,13 @@ def _first(values: Any) -> Any:
 
 def _generated(sequences: torch.Tensor, start: int, count: int) -> torch.Tensor:
     """A copy, with which the whole sequence is not kept."""
-    return sequences[0].narrow_copy(0, start, count)
+    sequence = sequences[0]
+    if not 0 <= count <= sequence.shape[0] - start:
+        raise RuntimeError(
+            f"the backend was given {start} tokens, gave {sequence.shape[0]} and says that "
+            f"{start + count} of them are used: its unpadded_sequence_lengths do not fit"
+        )
+    return sequence.narrow_copy(0, start, count)
 
 
 def _checked_logprobs(logprobs: torch.Tensor) -> torch.Tensor:

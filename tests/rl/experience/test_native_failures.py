@@ -72,6 +72,19 @@ def test_log_probabilities_that_are_none_are_a_failure() -> None:
         run([[Turn([21, 22], [-0.5, math.nan])]], [Step(terminated=True)])
 
 
+@pytest.mark.parametrize("off", [-3, +99])
+def test_lengths_that_do_not_fit_are_a_failure_and_no_shorter_answer(off: int) -> None:
+    class Miscounting(ScriptedGeneration):
+        async def generate_async(self, data: Any, greedy: bool = False) -> Any:
+            async for index, output in super().generate_async(data, greedy):
+                output["unpadded_sequence_lengths"] = output["unpadded_sequence_lengths"] + off
+                yield index, output
+
+    impl = rollouts(Miscounting([[Turn([21, 22])]]), ScriptedEnvironment([Step(terminated=True)]))
+    with pytest.raises(RolloutFailure, match=r"prompt_idx=0 traj_idx=0.*unpadded_sequence_lengths"):
+        asyncio.run(impl.run_rollout(sample()))
+
+
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_has_no_baseline_is_a_data_failure(reward: float) -> None:
     with pytest.raises(RolloutDataFailure, match=f"prompt_idx=0 traj_idx=0.*reward of {reward}"):
