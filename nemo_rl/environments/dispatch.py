@@ -83,9 +83,10 @@ class EnvironmentDispatch:
 
 
 class _Way:
-    """How one environment is stepped, found out once. It keeps the environment, whose id stays its own."""
+    """How one environment is stepped, found out once."""
 
     def __init__(self, environment: Any, concurrency: int) -> None:
+        self.environment = environment  # kept, so that no other gets its id
         step = environment.step
         self.step = getattr(step, "remote", step)  # what a Ray actor gives can be awaited
         self.threads: StepThreads | None = None

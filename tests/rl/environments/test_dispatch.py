@@ -84,6 +84,23 @@ def test_plain_objects_coroutines_and_actors_give_the_same(environment: Any, nam
     assert result.rewards.tolist() == [2.0] and result.metadata == [{"row": 0, "stepped": True}]
 
 
+def test_an_environment_that_takes_the_place_of_another_is_the_one_that_is_stepped() -> None:
+    class Unbound:
+        """Its step does not keep it alive, so that the next one may get its address."""
+
+        def __init__(self, name: str) -> None:
+            self.step = lambda logs, metadata: answers(logs, metadata, name)
+
+    task_to_env: dict[str, Any] = {}
+    dispatch = EnvironmentDispatch(task_to_env)
+    for name in map(str, range(20)):
+        task_to_env.pop("toy", None)
+        task_to_env["toy"] = Unbound(name)
+        log = [{"role": "user", "content": "hello", "token_ids": torch.tensor([1])}]
+        step = asyncio.run(dispatch.step(["toy"], [log], [{}]))
+        assert step.observations[0]["content"] == f"{name} hello"
+
+
 def test_an_environment_sees_role_and_content_alone() -> None:
     seen: list[Any] = []
 
