@@ -25,7 +25,7 @@ from nemo_gym.client import ServerClient
 from nemo_gym.codec import encode_json
 from nemo_gym.http import MODEL_ENDPOINT, ClientResponse, request
 from nemo_gym.launch.limits import collect_garbage_less
-from nemo_gym.openai_utils.endpoint import NeMoGymAsyncOpenAI, _object
+from nemo_gym.openai_utils.endpoint_client import NeMoGymAsyncOpenAI, _object
 from nemo_gym.servers.hosted import HostedServer
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 

@@ -15,7 +15,7 @@ from nemo_gym.config_types import (
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.servers.aggregation import AggregatesMetrics
-from nemo_gym.servers.base import BaseServer, Hosting, SimpleServer
+from nemo_gym.servers.server_base import BaseServer, Hosting, SimpleServer
 
 __all__ = [
     "AggregateMetrics",

@@ -6,7 +6,7 @@ from fastapi import Body, FastAPI
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
 from nemo_gym.servers.aggregation import AggregatesMetrics
-from nemo_gym.servers.base import SimpleServer
+from nemo_gym.servers.server_base import SimpleServer
 
 __all__ = [
     "AggregateMetrics",

@@ -12,7 +12,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.servers.base import SimpleServer
+from nemo_gym.servers.server_base import SimpleServer
 
 __all__ = ["BaseResponsesAPIModelConfig", "Body", "SimpleResponsesAPIModel"]
 

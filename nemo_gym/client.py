@@ -21,7 +21,7 @@ from nemo_gym.activity import ROLLOUT_HEADER, current_activity
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import DEFAULT_HEAD_SERVER_PORT
 from nemo_gym.config.instances import block_of, instance_names
-from nemo_gym.config.plain import frozen_dictconfig
+from nemo_gym.config.plain_data import frozen_dictconfig
 from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import (

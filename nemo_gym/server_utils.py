@@ -14,8 +14,8 @@ from nemo_gym.http import (
     request,
     set_global_aiohttp_client,
 )
-from nemo_gym.servers.base import BaseServer, SimpleServer, is_nemo_gym_fastapi_entrypoint
 from nemo_gym.servers.head import HeadServer
+from nemo_gym.servers.server_base import BaseServer, SimpleServer, is_nemo_gym_fastapi_entrypoint
 from nemo_gym.types import SESSION_ID_KEY
 
 __all__ = [

@@ -20,8 +20,8 @@ from nemo_gym.metrics import Columns
 from nemo_gym.metrics.statistics import Floats, Places, as_floats, present
 from nemo_gym.metrics.uncertainty import CONFIDENCE, Difference, estimate_task_mean, paired_difference
 from nemo_gym.records import BadLines, Key, packed
-from nemo_gym.rollout_collection.rollouts import OutputIndex
-from nemo_gym.rollout_collection.scan import find_rollouts
+from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
+from nemo_gym.rollout_collection.recording.scan import find_rollouts
 from nemo_gym.terminal import counted, one_line
 
 T_TEST = "paired t test over tasks"

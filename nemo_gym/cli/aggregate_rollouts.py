@@ -15,9 +15,9 @@ from nemo_gym.client import ServerClient
 from nemo_gym.config import GymConfig
 from nemo_gym.config.instances import instance_names
 from nemo_gym.errors import HeadServerUnreachableError
-from nemo_gym.rollout_collection.aggregate import Aggregation, aggregate_shards, load_shards
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
-from nemo_gym.rollout_collection.report import entries_data, metrics_lines
+from nemo_gym.rollout_collection.display.report import entries_data, metrics_lines
+from nemo_gym.rollout_collection.results.aggregate import Aggregation, aggregate_shards, load_shards
 
 
 class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):

@@ -2,7 +2,7 @@
 
 import sys
 
-from nemo_gym.analysis.export import export_rollouts
+from nemo_gym.analysis.rollout_export import export_rollouts
 from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from nemo_gym.analysis.reward_profile import AgentRewards, ProfiledRewards, profile_rewards
+from nemo_gym.analysis.profile_files import AgentRewards, ProfiledRewards, profile_rewards
 from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
 from nemo_gym.metrics.headline import between

@@ -11,7 +11,7 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import fetch_text
-from nemo_gym.rollout_collection.waiting import running_collections, with_server_activities
+from nemo_gym.rollout_collection.recording.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
 from nemo_gym.terminal import table
 

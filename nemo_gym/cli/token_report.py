@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from nemo_gym.analysis.token_breaks import CAUSES
-from nemo_gym.analysis.token_defects import DEFECTS
-from nemo_gym.analysis.token_findings import Break, Place, TokenReport
-from nemo_gym.analysis.token_report import DEFAULT_MOST_BREAKS, report_tokens
+from nemo_gym.analysis.tokens.breaks import CAUSES
+from nemo_gym.analysis.tokens.defects import DEFECTS
+from nemo_gym.analysis.tokens.findings import Break, Place, TokenReport
+from nemo_gym.analysis.tokens.report import DEFAULT_MOST_BREAKS, report_tokens
 from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
 from nemo_gym.config.roots import expand

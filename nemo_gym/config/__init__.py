@@ -10,7 +10,7 @@ current, parser            the published accessors of `nemo_gym.global_config`
 """
 
 from nemo_gym.config.environment import max_rollout_attempts
-from nemo_gym.config.fields import flag_fields, string_fields, validate_fields
+from nemo_gym.config.global_keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST
 from nemo_gym.config.gym_config import GymConfig, config_from_bytes, dump_config
 from nemo_gym.config.instances import ServerInstance
 from nemo_gym.config.load import load_config
@@ -18,7 +18,7 @@ from nemo_gym.config.overrides import Overrides, overrides_from, parse_arguments
 from nemo_gym.config.ports import assign_ports, fill_ports, find_open_port
 from nemo_gym.config.roots import component_roots, find_file
 from nemo_gym.config.secrets import MASK, mask_secrets, redact, secret_values
-from nemo_gym.config.settings import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST
+from nemo_gym.config.validation import flag_fields, string_fields, validate_fields
 
 __all__ = [
     "DEFAULT_HEAD_SERVER_PORT",

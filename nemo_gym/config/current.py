@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_gym.config.parser import GlobalConfigDictParser, GlobalConfigDictParserConfig
-from nemo_gym.config.plain import frozen_dictconfig, plain_data
+from nemo_gym.config.plain_data import frozen_dictconfig, plain_data
 from nemo_gym.types import HF_TOKEN_KEY_NAME
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_gym.config.global_keys import GymSettings
 from nemo_gym.config.hints import did_you_mean
 from nemo_gym.config.instances import InstancePath, ServerInstance, instance_at
 from nemo_gym.config.merge import deep_merge
-from nemo_gym.config.plain import frozen_dictconfig, plain_data
+from nemo_gym.config.plain_data import frozen_dictconfig, plain_data
 from nemo_gym.config.secrets import mask_secrets, secret_values
-from nemo_gym.config.settings import GymSettings
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ServerRefNotFoundError
 from nemo_gym.types import CONFIG_PATHS_KEY_NAME

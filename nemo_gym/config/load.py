@@ -8,17 +8,17 @@ from typing import Any
 
 from nemo_gym.config.blocks import almost_server_message, find_servers
 from nemo_gym.config.directives import apply_directives, delete_path
-from nemo_gym.config.fields import validate_fields
 from nemo_gym.config.files import FileSet, path_list, without_paths
+from nemo_gym.config.global_keys import GymSettings
 from nemo_gym.config.gym_config import GymConfig
 from nemo_gym.config.instances import ServerInstance, instance_at
 from nemo_gym.config.merge import deep_merge
 from nemo_gym.config.overrides import Overrides
-from nemo_gym.config.plain import plain_data
+from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config.references import check_references
 from nemo_gym.config.resolve import fill_in, resolve
 from nemo_gym.config.roots import component_roots
-from nemo_gym.config.settings import GymSettings
+from nemo_gym.config.validation import validate_fields
 from nemo_gym.config.yaml_file import load_yaml_file
 from nemo_gym.errors import AlmostServerError
 from nemo_gym.types import CONFIG_PATHS_KEY_NAME, HEAD_SERVER_KEY_NAME

@@ -7,7 +7,7 @@ from typing import Any
 
 from nemo_gym.config.grammar import is_quoted, parse_value
 from nemo_gym.config.merge import deep_merge, merge_dotted, nested
-from nemo_gym.config.plain import plain_data
+from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config.secrets import MASK, is_secret_key, redact
 from nemo_gym.errors import ConfigSyntaxError
 from nemo_gym.types import (

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nemo_gym.config.settings import DEFAULT_HOST, PORT_RANGE_HIGH, PORT_RANGE_LOW, GymSettings
+from nemo_gym.config.global_keys import DEFAULT_HOST, PORT_RANGE_HIGH, PORT_RANGE_LOW, GymSettings
 from nemo_gym.errors import ConfigError
 
 if TYPE_CHECKING:

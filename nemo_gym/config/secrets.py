@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nemo_gym.config.plain import plain_data
+from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config_types import is_server_ref
 
 MASK = "****"

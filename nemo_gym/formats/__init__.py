@@ -4,14 +4,14 @@ Invariant: what a function is given stays as it is. Its result shares objects wi
 tools nor texts are copied.
 """
 
-from .chat_answers import answer_items, response
 from .chat_requests import chat_request, responses_request
+from .completion_to_response import answer_items, response
 from .conversation import first_generated
+from .conversion_error import AnswerFormatError, FormatError, RequestFormatError
 from .dialect import Dialect
-from .errors import AnswerFormatError, FormatError, RequestFormatError
+from .messages_to_items import items_from_messages
 from .reasoning import ReasoningField, ReasoningStyle, ReasoningTags
-from .response_answers import chat_completion
-from .response_items import items_from_messages
+from .response_to_completion import chat_completion
 
 __all__ = [
     "AnswerFormatError",

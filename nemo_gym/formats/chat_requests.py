@@ -15,11 +15,16 @@ Law: there and back gives the same request again, from either side, where
 from collections.abc import Mapping
 from typing import Any
 
-from nemo_gym.formats.chat_messages import messages_from_input
+from nemo_gym.formats.conversion_error import FormatError, RequestFormatError
 from nemo_gym.formats.dialect import Dialect
-from nemo_gym.formats.errors import FormatError, RequestFormatError
-from nemo_gym.formats.response_items import items_from_messages
-from nemo_gym.formats.tools import chat_tool_choice, chat_tools, responses_tool_choice, responses_tools
+from nemo_gym.formats.items_to_messages import messages_from_input
+from nemo_gym.formats.messages_to_items import items_from_messages
+from nemo_gym.formats.tool_conversion import (
+    chat_tool_choice,
+    chat_tools,
+    responses_tool_choice,
+    responses_tools,
+)
 
 Request = dict[str, Any]
 

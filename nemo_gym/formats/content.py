@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nemo_gym.formats.errors import FormatError
+from nemo_gym.formats.conversion_error import FormatError
 
 Part = dict[str, Any]
 

@@ -20,7 +20,7 @@ from nemo_gym.activity import Activity, EndpointLimit, current_activity
 from nemo_gym.codec import encode_json
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http.deadline import Deadline
-from nemo_gym.http.plain import target_of
+from nemo_gym.http.plain_client import target_of
 from nemo_gym.http.response import ClientResponse, Cookies, cookie_header
 from nemo_gym.http.session import get_global_aiohttp_client, shared_pool
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from pydantic import BaseModel
 
-from nemo_gym.http.plain import PlainPool
+from nemo_gym.http.plain_client import PlainPool
 
 
 class GlobalAIOHTTPAsyncClientConfig(BaseModel):

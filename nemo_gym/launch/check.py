@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nemo_gym.config import GymConfig, ServerInstance, component_roots, find_file
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.components import load_module, server_class
-from nemo_gym.servers.base import configure
+from nemo_gym.servers.server_base import configure
 
 
 def check_settings(config: GymConfig, instance: ServerInstance) -> None:

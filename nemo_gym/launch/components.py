@@ -12,7 +12,7 @@ from types import ModuleType
 from nemo_gym.config import ServerInstance, component_roots
 from nemo_gym.errors import ComponentError
 from nemo_gym.launch.imports import point_at
-from nemo_gym.servers.base import SimpleServer
+from nemo_gym.servers.server_base import SimpleServer
 
 
 def find_component(instance: ServerInstance, roots: Sequence[Path]) -> Path:

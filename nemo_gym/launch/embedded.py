@@ -15,8 +15,8 @@ from nemo_gym.config.current import global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
-from nemo_gym.servers.base import Hosting, current_hosting
 from nemo_gym.servers.hosted import BACKGROUND_S, HostedServer
+from nemo_gym.servers.server_base import Hosting, current_hosting
 
 logger = logging.getLogger(__name__)
 

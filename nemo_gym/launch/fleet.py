@@ -14,7 +14,7 @@ from pydantic import Field
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ServerDiedError
-from nemo_gym.launch.process import LogLine, ServerProcess
+from nemo_gym.launch.server_process import LogLine, ServerProcess
 from nemo_gym.servers.head import HeadServer, ServerStatus
 from nemo_gym.servers.serve import serve_head
 

@@ -1,8 +1,8 @@
 """A real LLM on this machine: its weights, the process that runs it, and generations token by token."""
 
 from nemo_gym.local_engine.engine import EngineError, LocalEngine
+from nemo_gym.local_engine.engine_settings import EngineSettings
 from nemo_gym.local_engine.generation import Generation, generate
-from nemo_gym.local_engine.settings import EngineSettings
 from nemo_gym.local_engine.weights import SMOLLM2, find_weights, read_template
 
 __all__ = [

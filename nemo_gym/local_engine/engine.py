@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.errors import ConfigError
+from nemo_gym.local_engine.engine_settings import EngineSettings
 from nemo_gym.local_engine.serving import EngineError, Serving
-from nemo_gym.local_engine.settings import EngineSettings
 from nemo_gym.local_engine.uses import Uses
 
 __all__ = ["EngineError", "LocalEngine"]

@@ -14,8 +14,8 @@ import aiohttp
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.http import ClientResponse, EndpointError, ServerUnreachableError, request
-from nemo_gym.local_engine.process import EngineProcess
-from nemo_gym.local_engine.settings import EngineSettings
+from nemo_gym.local_engine.engine_process import EngineProcess
+from nemo_gym.local_engine.engine_settings import EngineSettings
 from nemo_gym.local_engine.uses import Uses
 
 logger = logging.getLogger(__name__)

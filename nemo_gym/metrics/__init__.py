@@ -2,8 +2,8 @@
 
 from nemo_gym.metrics.baseline import compute_aggregate_metrics, default_key_metrics, measured
 from nemo_gym.metrics.columns import Columns, GroupTable
-from nemo_gym.metrics.fields import numeric_fields
 from nemo_gym.metrics.intake import Intake
+from nemo_gym.metrics.numeric_fields import numeric_fields
 from nemo_gym.metrics.pass_at_k import (
     add_avg_sample_std_dev,
     compute_pass_majority_metrics,

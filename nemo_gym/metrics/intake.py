@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from nemo_gym.metrics.columns import Columns
-from nemo_gym.metrics.fields import numeric_fields
+from nemo_gym.metrics.numeric_fields import numeric_fields
 from nemo_gym.types import ATTEMPT_INDEX_KEY_NAME, NON_FINITE_KEY_NAME, RESPONSE_KEY_NAME
 
 Record = dict[str, Any]

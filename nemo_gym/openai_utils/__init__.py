@@ -1,6 +1,5 @@
 """OpenAI's Responses and Chat Completions APIs: their objects as lean models of our own."""
 
-from .base import TokenIDLogProbMixin, TokenIDLogProbTypedDictMixin
 from .chat import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -10,7 +9,7 @@ from .chat import (
     NeMoGymChoice,
     NeMoGymFunction,
 )
-from .chat_messages import (
+from .chat_message_models import (
     NeMoGymChatCompletionAssistantMessageForTrainingParam,
     NeMoGymChatCompletionAssistantMessageParam,
     NeMoGymChatCompletionContentPartTextParam,
@@ -22,7 +21,7 @@ from .chat_messages import (
     NeMoGymChatCompletionToolMessageParam,
     NeMoGymChatCompletionUserMessageParam,
 )
-from .endpoint import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
+from .endpoint_client import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
 from .responses import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from .responses_items import (
     NeMoGymEasyInputMessage,
@@ -49,14 +48,15 @@ from .responses_parts import (
     NeMoGymResponsePart,
     NeMoGymSummary,
 )
-from .tools import NeMoGymChatCompletionToolParam, NeMoGymFunctionDefinition, NeMoGymFunctionToolParam
-from .usage import (
+from .tool_models import NeMoGymChatCompletionToolParam, NeMoGymFunctionDefinition, NeMoGymFunctionToolParam
+from .usage_models import (
     NeMoGymResponseInputTokensDetails,
     NeMoGymResponseOutputTokensDetails,
     NeMoGymResponseUsage,
     accumulate_response_usage,
     add_usage,
 )
+from .wire_model import TokenIDLogProbMixin, TokenIDLogProbTypedDictMixin
 
 __all__ = [
     "RATE_LIMIT_ERROR_CODES",

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from .base import (
+from .chat_message_models import NeMoGymChatCompletionMessageParam
+from .tool_models import NeMoGymChatCompletionToolParam, pick_tool
+from .wire_model import (
     JsonObject,
     Number,
     Picked,
@@ -20,8 +22,6 @@ from .base import (
     member_of_instance,
     text_or_list,
 )
-from .chat_messages import NeMoGymChatCompletionMessageParam
-from .tools import NeMoGymChatCompletionToolParam, pick_tool
 
 
 class NeMoGymFunction(WireModel):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from pydantic_core import SchemaValidator
 
-from .base import nan_is_null, null_is_nan, same_whole_numbers, whole_numbers
+from .wire_model import nan_is_null, null_is_nan, same_whole_numbers, whole_numbers
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -8,15 +8,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import JsonObject, Number, Picked, TextOrDict, TextOrObject, WireModel, WireObject, text_or_list
 from .responses_items import (
     NeMoGymResponseInput,
     NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
 )
 from .responses_parts import NeMoGymResponseOutputText
-from .tools import NeMoGymFunctionToolParam, pick_tool
-from .usage import NeMoGymResponseUsage
+from .tool_models import NeMoGymFunctionToolParam, pick_tool
+from .usage_models import NeMoGymResponseUsage
+from .wire_model import (
+    JsonObject,
+    Number,
+    Picked,
+    TextOrDict,
+    TextOrObject,
+    WireModel,
+    WireObject,
+    text_or_list,
+)
 
 _TextOrItems = Annotated[
     str | NeMoGymResponseInput,

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Pick, Picked, TokenIDLogProbMixin, WireModel, has_tokens, member_of_instance
 from .responses_parts import NeMoGymReasoningText, NeMoGymSummary, Part, TextOrParts
+from .wire_model import Pick, Picked, TokenIDLogProbMixin, WireModel, has_tokens, member_of_instance
 
 
 class NeMoGymResponseItem(WireModel):

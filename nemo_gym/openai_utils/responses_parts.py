@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Picked, WireModel, WireObject, member_of_instance, text_or_list
+from .wire_model import Picked, WireModel, WireObject, member_of_instance, text_or_list
 
 
 class NeMoGymResponsePart(WireModel):

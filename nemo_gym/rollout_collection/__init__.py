@@ -1,15 +1,15 @@
 """Rollout collection: rows in, scored rollouts out, and nothing lost on the way.
 
-config                        the public configuration classes
-plan, materialize             rows become materialized inputs, in memory and on disk
-prepare, resume, manifest     what an earlier run left, and whether this one may carry it on
-servers                       which servers play
-attempt, dispatch             one try of a rollout; tries with deadlines and retries
-executors, processes, worker  where rollouts run
-collection                    the whole run: plan, resume, dispatch, journal, metrics
-dry_run                       what a run would do
-ledger, progress, display, status, waiting, report      how it gets on
-scan, rollouts, agent_metrics, tracking, shards, aggregate      what comes out
+config        the public configuration classes
+outcome       what goes into an executor and what comes back
+recording/    the files of a run: rollouts, failures, manifest, status and lock
+servers       which servers play
+planning/     rows become materialized inputs; what an earlier run left; the remaining work
+execution/    one attempt, dispatch with deadlines and retries, executors and their workers
+results/      metrics of agents, shards, trackers
+display/      progress, reports, dry run
+collection    the whole run: plan, resume, execute, record, measure
+helper        the way in from Python
 """
 
 from importlib import import_module
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY
 
 if TYPE_CHECKING:
-    from nemo_gym.rollout_collection.aggregate import RolloutAggregationHelper, _expand_input_glob
-    from nemo_gym.rollout_collection.collect import RolloutCollectionHelper
     from nemo_gym.rollout_collection.config import (
         E2ERolloutCollectionConfig,
         RolloutAggregationConfig,
         RolloutCollectionConfig,
         SharedRolloutCollectionConfig,
     )
-    from nemo_gym.rollout_collection.plan import _rollout_request_debug_summary
+    from nemo_gym.rollout_collection.helper import RolloutCollectionHelper
+    from nemo_gym.rollout_collection.planning.rows import _rollout_request_debug_summary
+    from nemo_gym.rollout_collection.results.aggregate import RolloutAggregationHelper, _expand_input_glob
 
 __all__ = [
     "NG_FAILURE_CLASS_KEY",
@@ -47,12 +47,12 @@ __all__ = [
 _HOMES = {
     "E2ERolloutCollectionConfig": "config",
     "RolloutAggregationConfig": "config",
-    "RolloutAggregationHelper": "aggregate",
+    "RolloutAggregationHelper": "results.aggregate",
     "RolloutCollectionConfig": "config",
-    "RolloutCollectionHelper": "collect",
+    "RolloutCollectionHelper": "helper",
     "SharedRolloutCollectionConfig": "config",
-    "_expand_input_glob": "aggregate",
-    "_rollout_request_debug_summary": "plan",
+    "_expand_input_glob": "results.aggregate",
+    "_rollout_request_debug_summary": "planning.rows",
 }
 """Loaded when they are asked for: who reads a file of rollouts needs no servers."""
 

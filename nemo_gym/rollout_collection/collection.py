@@ -21,7 +21,22 @@ from nemo_gym.http import RetryPolicy
 from nemo_gym.journal import Journal
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of
-from nemo_gym.rollout_collection.agent_metrics import (
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.display.progress import Progress
+from nemo_gym.rollout_collection.display.screen import Display
+from nemo_gym.rollout_collection.execution.attempt import Attempt
+from nemo_gym.rollout_collection.execution.dispatch import RolloutPolicy
+from nemo_gym.rollout_collection.execution.executors import Executor, ExecutorState, LocalExecutor
+from nemo_gym.rollout_collection.execution.processes import ProcessExecutor
+from nemo_gym.rollout_collection.execution.worker import WorkerSetup
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
+from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
+from nemo_gym.rollout_collection.recording.ledger import Ledger
+from nemo_gym.rollout_collection.recording.manifest import METRICS_WRITTEN
+from nemo_gym.rollout_collection.recording.rollouts import Rollouts
+from nemo_gym.rollout_collection.recording.status_file import StatusFile, exclusive
+from nemo_gym.rollout_collection.recording.waiting import ServedLimits
+from nemo_gym.rollout_collection.results.agent_metrics import (
     NOBODY_THERE,
     AgentRollouts,
     Entry,
@@ -29,23 +44,8 @@ from nemo_gym.rollout_collection.agent_metrics import (
     fingerprint,
     write_entries,
 )
-from nemo_gym.rollout_collection.attempt import Attempt
-from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.dispatch import RolloutPolicy
-from nemo_gym.rollout_collection.display import Display
-from nemo_gym.rollout_collection.executors import Executor, ExecutorState, LocalExecutor
-from nemo_gym.rollout_collection.ledger import Ledger
-from nemo_gym.rollout_collection.manifest import METRICS_WRITTEN
-from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
-from nemo_gym.rollout_collection.prepare import Prepared, prepare, prepare_folder
-from nemo_gym.rollout_collection.processes import ProcessExecutor
-from nemo_gym.rollout_collection.progress import Progress
-from nemo_gym.rollout_collection.rollouts import Rollouts
+from nemo_gym.rollout_collection.results.tracking import track_run, tracker_config
 from nemo_gym.rollout_collection.servers import Servers
-from nemo_gym.rollout_collection.status import StatusFile, exclusive
-from nemo_gym.rollout_collection.tracking import track_run, tracker_config
-from nemo_gym.rollout_collection.waiting import ServedLimits
-from nemo_gym.rollout_collection.worker import WorkerSetup
 from nemo_gym.terminal import one_line
 from nemo_gym.trackers import warn_early
 

@@ -12,7 +12,7 @@ from nemo_gym.config.hints import did_you_mean
 from nemo_gym.config.instances import block_of, instance_names
 from nemo_gym.config.load import Sources, load_sources
 from nemo_gym.config.overrides import Overrides
-from nemo_gym.config.plain import plain_data
+from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import (
@@ -23,7 +23,7 @@ from nemo_gym.http import (
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared
-from nemo_gym.rollout_collection.manifest import differences, server_settings
+from nemo_gym.rollout_collection.recording.manifest import differences, server_settings
 from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
 
 Hosting = Literal["auto", "embedded", "served"]

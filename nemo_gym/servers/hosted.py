@@ -28,8 +28,14 @@ from nemo_gym.servers.asgi import (
     receive_body,
     send_answer,
 )
-from nemo_gym.servers.endpoint import DataAnswer, DataResponse, Endpoint, NotDirectError, compile_endpoints
-from nemo_gym.servers.failures import FailureMiddleware, Failures
+from nemo_gym.servers.direct_endpoint import (
+    DataAnswer,
+    DataResponse,
+    Endpoint,
+    NotDirectError,
+    compile_endpoints,
+)
+from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
 from nemo_gym.servers.sessions import SessionStore
 
 _JSON = ("content-type", "application/json")

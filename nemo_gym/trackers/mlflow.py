@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nemo_gym.extras import load_extra
-from nemo_gym.trackers.config import TrackerConfig
 from nemo_gym.trackers.names import allowed_names
 from nemo_gym.trackers.tracker import TrackedRun
+from nemo_gym.trackers.tracker_config import TrackerConfig
 
 ARTIFACT_FOLDER = "rollouts"
 DEFAULT_EXPERIMENT = "Default"

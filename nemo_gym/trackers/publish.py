@@ -12,9 +12,9 @@ from threading import Thread
 from nemo_gym.config import redact, secret_values
 from nemo_gym.extras import missing_extra
 from nemo_gym.terminal import one_line
-from nemo_gym.trackers.config import TrackerConfig
 from nemo_gym.trackers.mlflow import MlflowTracker, needed_modules
 from nemo_gym.trackers.tracker import TrackedRun, Tracker, track
+from nemo_gym.trackers.tracker_config import TrackerConfig
 from nemo_gym.trackers.wandb import WandbTracker
 
 _WHAT_NOW = "the files are complete, send them again with ng_aggregate_rollouts"

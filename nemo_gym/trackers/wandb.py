@@ -13,8 +13,8 @@ from typing import Any
 from nemo_gym.config.current import get_wandb_run
 from nemo_gym.errors import ConfigError
 from nemo_gym.extras import load_extra
-from nemo_gym.trackers.config import TrackerConfig
 from nemo_gym.trackers.tracker import TrackedRun
+from nemo_gym.trackers.tracker_config import TrackerConfig
 
 TABLE = "Rollouts"
 COLUMN = "Rollout"

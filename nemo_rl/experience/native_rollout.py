@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.distributed.batched_data_dict import BatchedDataDict
-from nemo_rl.environments.dispatch import EnvironmentDispatch
+from nemo_rl.environments.environment_steps import EnvironmentDispatch
 from nemo_rl.experience.failures import (
     TERMINAL,
     FailureClass,

@@ -12,8 +12,8 @@ from pydantic import PrivateAttr
 from nemo_gym.base_responses_api_model import Body, SimpleResponsesAPIModel
 from nemo_gym.config_types import ConfigError
 from nemo_gym.local_engine import LocalEngine, find_weights, generate
-from nemo_gym.local_engine.conversation import Conversation, ReplayError, ends_turns_with, only_token
 from nemo_gym.local_engine.generation import PromptTooLongError
+from nemo_gym.local_engine.prompt_ids import Conversation, ReplayError, ends_turns_with, only_token
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -21,13 +21,13 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import RequestFormatError, VLLMConverter
-from responses_api_models.local_model.answers import Wanted, completion, no_room, tell_of_long_prompts
+from responses_api_models.local_model.chat_completion import Wanted, completion, no_room, tell_of_long_prompts
 from responses_api_models.local_model.config import LocalModelConfig
 from responses_api_models.local_model.constraints import constraints_of, offered_tools
 from responses_api_models.local_model.grammars import Grammars
 from responses_api_models.local_model.messages import checked_messages
 from responses_api_models.local_model.refit import LoadWeights, load_weights, stamped, with_stamp
-from responses_api_models.local_model.sampling import BadParameterError, sampling_of
+from responses_api_models.local_model.request_parameters import BadParameterError, sampling_of
 
 DRAIN_S = 3.0
 """For generations that still run when the server stops."""

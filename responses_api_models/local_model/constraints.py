@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_gym.formats.generated_text import CALL_BEGIN, CALL_END
-from responses_api_models.local_model.sampling import BadParameterError
+from responses_api_models.local_model.request_parameters import BadParameterError
 
 _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """With white space left free, a small model writes little else."""

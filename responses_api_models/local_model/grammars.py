@@ -2,7 +2,7 @@
 
 from nemo_gym.local_engine import LocalEngine
 from nemo_gym.local_engine.generation import takes_grammar
-from responses_api_models.local_model.sampling import BadParameterError
+from responses_api_models.local_model.request_parameters import BadParameterError
 
 _MOST_KNOWN = 256
 

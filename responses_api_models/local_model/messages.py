@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from responses_api_models.local_model.sampling import BadParameterError
+from responses_api_models.local_model.request_parameters import BadParameterError
 
 Message = dict[str, Any]
 

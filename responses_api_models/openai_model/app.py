@@ -10,7 +10,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
-from nemo_gym.formats.usage import filled_usage
+from nemo_gym.formats.usage_conversion import filled_usage
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
     NeMoGymChatCompletion,

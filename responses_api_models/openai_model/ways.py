@@ -15,7 +15,7 @@ from typing import Any, Literal
 import aiohttp
 
 from nemo_gym.openai_utils.data import OddJson
-from nemo_gym.openai_utils.endpoint import EndpointError
+from nemo_gym.openai_utils.endpoint_client import EndpointError
 from nemo_gym.responses_converter import FormatError, RequestFormatError, ResponsesConverter
 from nemo_gym.server_utils import ClientResponse
 

@@ -18,7 +18,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import AnswerFormatError, RequestFormatError, VLLMConverter
-from responses_api_models.vllm_model import answers
+from responses_api_models.vllm_model import replica_call
 from responses_api_models.vllm_model.config import VLLMModelConfig
 from responses_api_models.vllm_model.replicas import Replicas
 
@@ -53,12 +53,12 @@ class VLLMModel(SimpleResponsesAPIModel):
         )
 
     @cached_property
-    def notices(self) -> answers.Notices:
-        return answers.Notices(self.config.name)
+    def notices(self) -> replica_call.Notices:
+        return replica_call.Notices(self.config.name)
 
     @cached_property
-    def turns(self) -> answers.Turns:
-        return answers.turns_for(self.config, self.notices)
+    def turns(self) -> replica_call.Turns:
+        return replica_call.turns_for(self.config, self.notices)
 
     async def responses(
         self, request: Request, body: NeMoGymResponseCreateParamsNonStreaming = Body()
@@ -81,7 +81,7 @@ class VLLMModel(SimpleResponsesAPIModel):
 
     async def _answer(self, request: Request, chat: dict[str, Any]) -> Any:
         """The chat answer to a chat request, as plain data."""
-        chat = answers.prepared(chat, self.config)
+        chat = replica_call.prepared(chat, self.config)
         async with self.slots:
             return await self.replicas.call(request.session, lambda endpoint: self._turn(endpoint, chat))
 
@@ -89,11 +89,11 @@ class VLLMModel(SimpleResponsesAPIModel):
         try:
             completion = await self.turns.answer(endpoint, chat)
         except aiohttp.ClientResponseError as error:
-            refusal = answers.too_long_message(error)
+            refusal = replica_call.too_long_message(error)
             if refusal is None:
                 raise
-            return answers.too_long_answer(self.config.model, refusal, self.notices)
-        return answers.with_usage(completion, self.notices)
+            return replica_call.too_long_answer(self.config.model, refusal, self.notices)
+        return replica_call.with_usage(completion, self.notices)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_gym.errors import InputError
 from nemo_gym.records import BadLines, Key, packed, read_rollouts, unpacked
-from nemo_gym.rollout_collection.scan import find_rollouts
+from nemo_gym.rollout_collection.recording.scan import find_rollouts
 
 
 def record(task: int = 0, index: int = 0, **more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.commands import descendants_of
 
-_MARK = b"nemo_gym.local_engine.child"
+_MARK = b"nemo_gym.local_engine.engine_main"
 
 
 def engines_below(pid: int) -> list[int]:

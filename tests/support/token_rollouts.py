@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.analysis.token_findings import TokenReport
-from nemo_gym.analysis.token_report import report_tokens
+from nemo_gym.analysis.tokens.findings import TokenReport
+from nemo_gym.analysis.tokens.report import report_tokens
 
 Turn = tuple[list[int], list[int], list[dict[str, Any]]]
 """Prompt, generation, and the items that come with it; the last carries the tokens."""

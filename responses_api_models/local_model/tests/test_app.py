@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import nemo_gym
-from nemo_gym.analysis.token_texts import read_vocabulary
+from nemo_gym.analysis.tokens.texts import read_vocabulary
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import find_weights
 from nemo_gym.server_utils import ClientResponse, ServerClient
-from responses_api_models.local_model.answers import tell_of_long_prompts
+from responses_api_models.local_model.chat_completion import tell_of_long_prompts
 from tests.support.commands import ROOT, is_running, run_command
 from tests.support.engines import engines_below
 

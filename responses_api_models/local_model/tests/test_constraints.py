@@ -5,7 +5,7 @@ import pytest
 
 from responses_api_models.local_model.constraints import constraints_of, offered_tools
 from responses_api_models.local_model.messages import checked_messages
-from responses_api_models.local_model.sampling import BadParameterError
+from responses_api_models.local_model.request_parameters import BadParameterError
 
 
 def tool(name: str) -> dict[str, Any]:

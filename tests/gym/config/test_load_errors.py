@@ -3,7 +3,7 @@
 import pytest
 
 from nemo_gym.config import validate_fields
-from nemo_gym.config.settings import GymSettings
+from nemo_gym.config.global_keys import GymSettings
 from nemo_gym.errors import ConfigError
 from tests.gym.config.conftest import Load, Write
 

@@ -1,6 +1,6 @@
 """Requests and answers of the subset on which conversion there and back changes nothing.
 
-`nemo_gym.formats.chat_requests` and `nemo_gym.formats.chat_answers` say which subset that is.
+`nemo_gym.formats.chat_requests` and `nemo_gym.formats.completion_to_response` say which subset that is.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ import pytest
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import EngineError, EngineSettings, LocalEngine, find_weights, generate
-from nemo_gym.local_engine.conversation import Conversation
+from nemo_gym.local_engine.prompt_ids import Conversation
 from tests.support.commands import is_running, wait_until
 
 LONG = {"n_predict": 40, "temperature": 0, "ignore_eos": True}

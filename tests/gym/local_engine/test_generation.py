@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.local_engine import EngineSettings, Generation, LocalEngine, find_weights, generate
-from nemo_gym.local_engine.conversation import Conversation, only_token
 from nemo_gym.local_engine.generation import PromptTooLongError, takes_grammar, whole_character_ends
+from nemo_gym.local_engine.prompt_ids import Conversation, only_token
 
 from .conftest import Running
 

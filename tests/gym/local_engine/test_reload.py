@@ -10,7 +10,7 @@ import pytest
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import EngineError, EngineSettings, Generation, LocalEngine, find_weights, generate
-from nemo_gym.local_engine.conversation import Conversation
+from nemo_gym.local_engine.prompt_ids import Conversation
 from tests.support.changed_weights import write_changed_weights
 from tests.support.commands import is_running, wait_until
 from tests.support.engines import engines_below

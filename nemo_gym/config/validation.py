@@ -1,0 +1,154 @@
+"""From configuration data to a pydantic class: one error that names every field that is wrong."""
+
+import types
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from nemo_gym.config.hints import close_matches, listed
+from nemo_gym.config.instances import is_instance
+from nemo_gym.config.plain_data import plain_data
+from nemo_gym.config.secrets import MASK, is_secret_key, mask_secrets, redact
+from nemo_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_NEAR_MISS = 0.8
+
+
+def validate_fields(
+    model_class: type[Model],
+    data: Mapping[str, Any],
+    texts: Mapping[str, str] | None = None,
+    prefix: str = "",
+    known: Collection[str] = (),
+) -> Model:
+    """`data` (the mapping at `prefix`) as `model_class`. `texts` are the raw override texts by dotted key:
+    a field that is a string takes them as they stand. Keys in `known` are nobody's near miss."""
+    texts = texts or {}
+    values = with_texts(model_class, plain_data(data), texts, prefix)
+    lines = near_misses(model_class, values, _below(prefix, texts), known, prefix)
+    try:
+        model = model_class.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_message([*problem_lines(error, prefix, model_class), *lines])) from error
+    if lines:
+        raise ConfigError(_message(lines))
+    return model
+
+
+def string_fields(model_class: type[BaseModel]) -> frozenset[str]:
+    """The fields that are `str` or `str | None`: what `parse_arguments` has to know."""
+    return frozenset(name for name, field in model_class.model_fields.items() if _is_text(field.annotation))
+
+
+def flag_fields(model_class: type[BaseModel]) -> frozenset[str]:
+    """The fields that are `bool` or `bool | None`."""
+    fields = model_class.model_fields.items()
+    return frozenset(name for name, field in fields if _members(field.annotation) == {bool})
+
+
+def with_texts(
+    model_class: type[BaseModel], values: dict[str, Any], texts: Mapping[str, str], prefix: str = ""
+) -> dict[str, Any]:
+    """The values with the raw text wherever a string field got something else from the grammar."""
+    changed = {
+        name: texts[_join(prefix, name)]
+        for name in string_fields(model_class)
+        if _join(prefix, name) in texts and not isinstance(values.get(name), str | None)
+    }
+    return {**values, **changed}
+
+
+def near_misses(
+    model_class: type[BaseModel],
+    values: Mapping[str, Any],
+    texts: Mapping[str, str],
+    known: Collection[str] = (),
+    prefix: str = "",
+) -> list[str]:
+    """Keys of the command line that are nearly, but not quite, a field."""
+    fields = model_class.model_fields
+    given = dict.fromkeys(key.split(".")[0] for key in texts)
+    unknown = (key for key in given if key not in fields and key not in known)
+    lines = []
+    for key in unknown:
+        close = [] if is_instance(values.get(key)) else close_matches(key, fields, _NEAR_MISS)
+        if close:
+            meant, text = _join(prefix, close[0]), _shown(close[0], texts.get(key, "<value>"))
+            lines.append(f"{_join(prefix, key)}: unknown; did you mean +{meant}={text}?")
+    return lines
+
+
+def _below(prefix: str, texts: Mapping[str, str]) -> Mapping[str, str]:
+    """The override texts below a dotted key, by the rest of theirs."""
+    start = f"{prefix}."
+    return (
+        {key[len(start) :]: text for key, text in texts.items() if key.startswith(start)} if prefix else texts
+    )
+
+
+def problem_lines(
+    error: ValidationError, prefix: str = "", model_class: type[BaseModel] | None = None
+) -> list[str]:
+    """One line for each thing pydantic found wrong: field, value, what is allowed."""
+    return [_problem_line(detail, prefix, model_class) for detail in error.errors(include_url=False)]
+
+
+def _problem_line(detail: "ErrorDetails", prefix: str, model_class: type[BaseModel] | None) -> str:
+    key = _join(prefix, ".".join(map(str, detail["loc"])))
+    if detail["type"] == "missing":
+        return f"{key}: required and not set; set it with +{key}=<value>"
+    reason = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not detail["loc"] or (detail["type"] == "value_error" and isinstance(detail["input"], Mapping)):
+        return f"{key or 'configuration'}: {redact(reason)}"
+    return f"{key}: {_shown(key, detail['input'])} is not allowed: {reason}{_allowed(detail, model_class)}"
+
+
+def _allowed(detail: "ErrorDetails", model_class: type[BaseModel] | None) -> str:
+    field = model_class.model_fields.get(str(detail["loc"][0])) if model_class else None
+    if field is None or detail["type"] == "literal_error":  # which lists them itself
+        return ""
+    names = sorted(getattr(member, "__name__", str(member)) for member in _members(field.annotation))
+    optional = ["null"] if _takes_none(field.annotation) else []
+    return f" ({' or '.join([*names, *optional])})"
+
+
+def _shown(key: str, value: object) -> str:
+    if is_secret_key(key.rpartition(".")[2]):
+        return MASK
+    text = redact(value if isinstance(value, str) else repr(mask_secrets(value)))
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _message(lines: Iterable[str]) -> str:
+    lines = list(lines)
+    return lines[0] if len(lines) == 1 else f"{len(lines)} settings are wrong:{listed(lines)}"
+
+
+def _is_text(annotation: object) -> bool:
+    return _members(annotation) == {str}
+
+
+def _takes_none(annotation: object) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
+
+
+def _members(annotation: object) -> set[object]:
+    """The types of a union, None left out; any other type alone."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return {_bare(member) for member in get_args(annotation) if member is not type(None)}
+    return {annotation}
+
+
+def _bare(annotation: object) -> object:
+    """A type without the constraints on it."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _join(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix and key else prefix or key

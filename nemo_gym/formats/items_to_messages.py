@@ -1,0 +1,116 @@
+"""Items of a Responses conversation as chat messages.
+
+The items of one model call become one assistant message. A call ends where somebody else speaks, where a
+function answers, at an item that carries token ids, and before a second message, unless calls before it
+still wait for their answers: Chat Completions wants those right behind the message with the calls.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nemo_gym.formats.assistant_turn import AssistantTurn
+from nemo_gym.formats.content import chat_content
+from nemo_gym.formats.conversion_error import FormatError
+from nemo_gym.formats.dialect import Dialect
+from nemo_gym.openai_utils.wire_model import has_tokens
+
+Message = dict[str, Any]
+Item = dict[str, Any]
+
+
+def messages_from_input(items: Any, dialect: Dialect) -> list[Message]:
+    """The `input` of a Responses request as chat messages."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise FormatError(f"must be a text or a list of items, not {type(items).__name__}", "input")
+    return _History(dialect).messages_of(items)
+
+
+class _History:
+    """The messages so far, and the model call that is not over yet."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._messages: list[Message] = []
+        self._turn: AssistantTurn | None = None
+
+    def messages_of(self, items: Iterable[Any]) -> list[Message]:
+        for index, item in enumerate(items):
+            try:
+                self._add(item)
+            except FormatError as error:
+                raise error.within(f"input[{index}]") from None
+        self._end_turn()
+        return self._messages
+
+    def _add(self, item: Any) -> None:
+        kind = item_type(item)
+        if kind == "message":
+            if item.get("role") == "assistant":
+                self._add_generated(AssistantTurn.add_message, item)
+            else:
+                self._add_said(item)
+        elif kind == "function_call":
+            self._add_generated(AssistantTurn.add_call, item)
+        elif kind == "function_call_output":
+            self._add_output(item)
+        elif kind == "reasoning":
+            self._add_generated(AssistantTurn.add_reasoning, item)
+        else:
+            raise FormatError(
+                f"an item of type {kind!r} has no place in a Chat Completions request; leave it out of the "
+                "input, or use a model server that speaks the Responses API"
+            )
+
+    def _add_generated(self, add: Callable[[AssistantTurn, Item], None], item: Item) -> None:
+        turn = self._turn
+        if turn is not None and turn.has_message and not turn.calls and add is not AssistantTurn.add_call:
+            self._end_turn()
+            turn = None
+        if turn is None:
+            turn = self._turn = AssistantTurn()
+        add(turn, item)
+        if has_tokens(item):
+            self._end_turn()
+
+    def _add_said(self, item: Item) -> None:
+        self._end_turn()
+        role = item.get("role")
+        if not isinstance(role, str):
+            raise FormatError("a message needs a role")
+        message = {"role": role, "content": chat_content(item.get("content"))}
+        if item.get("name") is not None:
+            message["name"] = item["name"]
+        self._messages.append(message)
+
+    def _add_output(self, item: Item) -> None:
+        self._end_turn()
+        message: Message = {"role": "tool", "content": chat_content(item.get("output"))}
+        if item.get("call_id") is not None:
+            message["tool_call_id"] = item["call_id"]
+        if item.get("name") is not None:
+            message["name"] = item["name"]
+        self._messages.append(message)
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        content = turn.content()
+        if content is None and not turn.calls and not turn.refusals:
+            if not turn.thoughts and not turn.has_message and not has_tokens(turn.last):
+                return  # encrypted reasoning alone: nothing that could be sent
+            content = ""  # templates take a text here, not a null
+        message = turn.message(content, self._dialect.reasoning, with_tokens=self._dialect.sends_tokens)
+        self._messages.append(message)
+
+
+def item_type(item: Any) -> Any:
+    """The type of an item; one without is a message, or else a reference, which is a bare id."""
+    if not isinstance(item, dict):
+        raise FormatError(f"an item must be an object, not {type(item).__name__}")
+    kind = item.get("type")
+    if kind is None:
+        return "message" if "role" in item or "content" in item or "id" not in item else "item_reference"
+    return kind

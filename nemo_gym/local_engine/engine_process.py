@@ -1,0 +1,130 @@
+"""One process of the engine: started once, listened to, ended."""
+
+import asyncio
+import json
+import secrets
+import sys
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from nemo_gym.errors import ConfigError
+from nemo_gym.local_engine.engine_settings import EngineSettings
+
+_NOTICED_S = 2.0
+"""Within which the end of a process whose connection broke is noticed."""
+_ENDED_S = 2.0
+"""For a process that was told to leave."""
+_SHOWN_LINES = 8
+_RUN_CHILD = (
+    f"import runpy; runpy.run_path({str(Path(__file__).with_name('engine_main.py'))!r}, "
+    "run_name='nemo_gym.local_engine.engine_main')['main']()"
+)
+"""Run as a file: importing it would load the rest of its package, which takes longer than the weights."""
+
+
+class EngineProcess:
+    """`start`, then `address` and `headers` to ask it; `end` in any case."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.address = ""
+        self._settings = settings
+        self._api_key = secrets.token_hex(16)
+        self.headers = {"Authorization": f"Bearer {self._api_key}"}
+        self._last_lines: deque[str] = deque(maxlen=20)
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start it and wait until it has loaded the weights; raises a ConfigError where it cannot."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-c", _RUN_CHILD),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is its owner's business
+        )
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self._log = asyncio.create_task(self._read_log(process.stderr))
+        process.stdin.write(self._told())
+        try:
+            await self._wait_loaded(process, process.stdout)
+        except BaseException:
+            await self.end()
+            raise
+
+    async def _wait_loaded(self, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
+        settings = self._settings
+        try:
+            async with asyncio.timeout(settings.startup_s):
+                line = await told.readline()
+        except TimeoutError:
+            raise ConfigError(
+                f"the engine has not loaded {settings.model_path} in {settings.startup_s:g} s"
+            ) from None
+        answer: dict[str, str] = json.loads(line) if line.strip() else {}
+        if "address" not in answer:
+            code = await process.wait()
+            await asyncio.wait({self._log} if self._log is not None else set(), timeout=1.0)
+            reason = answer.get("error", "").rstrip(".") or f"it ended with exit code {code}"
+            raise ConfigError(f"the engine cannot run {settings.model_path}: {reason}. {self.last_words()}")
+        self.address = answer["address"]
+
+    def _told(self) -> bytes:
+        settings = self._settings
+        told = {
+            "model_path": str(settings.model_path),
+            "chat_template": settings.chat_template,
+            "slots": settings.slots,
+            "context": settings.context,
+            "threads": settings.threads,
+            "prompt_threads": settings.prompt_threads,
+            "api_key": self._api_key,
+        }
+        return json.dumps(told).encode() + b"\n"
+
+    async def ended(self) -> int:
+        """Wait for its end; gives the exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def has_died(self) -> bool:
+        """Whether it is gone, where a connection to it broke."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NOTICED_S):
+                await self.ended()
+        return self._process is not None and self._process.returncode is not None
+
+    async def end(self) -> None:
+        """Tell it to leave, and make it if it does not."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            if process.stdin is not None:
+                process.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ENDED_S):
+                    await process.wait()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if self._log is not None:
+            self._log.cancel()
+
+    def last_words(self) -> str:
+        lines = [line for line in self._last_lines if line][-_SHOWN_LINES:]
+        return "It said: " + " | ".join(lines) if lines else "It said nothing."
+
+    async def _read_log(self, log: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await log.readline()
+            except ValueError:  # longer than any line of a log; what is left of it is another line
+                continue
+            if not line:
+                return
+            self._last_lines.append(line.decode("utf-8", "replace").rstrip())

@@ -1,0 +1,47 @@
+"""Definitions of the tools that a request offers to the model, as dicts.
+
+A tool of a type without a definition here is any dict.
+"""
+
+from typing import Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from .wire_model import JsonObject
+
+LENIENT = with_config(ConfigDict(extra="allow"))
+
+
+@LENIENT
+class NeMoGymFunctionToolParam(TypedDict):
+    """A function, as the Responses API takes it."""
+
+    name: str
+    type: Literal["function"]
+    parameters: NotRequired[JsonObject | None]
+    strict: NotRequired[bool | None]
+    description: NotRequired[str | None]
+
+
+@LENIENT
+class NeMoGymFunctionDefinition(TypedDict):
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[JsonObject | None]
+    strict: NotRequired[bool | None]
+
+
+@LENIENT
+class NeMoGymChatCompletionToolParam(TypedDict):
+    """A function, as the Chat Completions API takes it."""
+
+    function: NeMoGymFunctionDefinition
+    type: Literal["function"]
+
+
+def pick_tool(tool: object) -> str | None:
+    """Pick for tools: a `function`, or a `tool` of another type."""
+    if not isinstance(tool, dict):
+        return None
+    return "function" if tool.get("type", "function") == "function" else "tool"

@@ -1,0 +1,1 @@
+"""Text for people: progress, report, dry run. Data in, text out."""

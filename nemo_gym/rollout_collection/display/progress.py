@@ -1,0 +1,90 @@
+"""How a run gets on, as data: counts, rate, means. Who shows it is not its business."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nemo_gym.metrics.columns import Columns
+from nemo_gym.rollout_collection.execution.executors import ExecutorState
+from nemo_gym.rollout_collection.outcome import Outcome, Success
+
+_WINDOW_S = 60.0
+_TOKENS = "output_tokens"
+_NOT_SHOWN = frozenset({"input_tokens", "output_tokens", "total_tokens"})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of a run."""
+
+    done: int
+    total: int
+    failed: int
+    elapsed_s: float
+    per_minute: float
+    eta_s: float | None
+    tokens_per_s: float
+    in_flight: int
+    retries: int
+    means: dict[str, dict[str, float]]
+    """Of the reward and other numbers, by agent."""
+    left: list[tuple[str, int]]
+    """The agents with most rollouts left."""
+    limits: dict[str, int]
+    """Calls that each endpoint gets at once, where concurrency adapts."""
+
+
+@dataclass
+class Progress:
+    """Counts as outcomes come in."""
+
+    total: int
+    left_by_agent: Counter[str]
+    columns: Mapping[str, Columns]
+    started: float = field(default_factory=time.monotonic)
+    done: int = 0
+    failed: int = 0
+    tokens: float = 0.0
+    _points: deque[tuple[float, int, float]] = field(default_factory=deque)
+    """Time, done, tokens: of the last minute."""
+
+    def take(self, outcome: Outcome) -> None:
+        self.done += 1
+        self.left_by_agent[outcome.agent] -= 1
+        if isinstance(outcome, Success):
+            self.tokens += outcome.numbers.get(_TOKENS, 0.0)
+        else:
+            self.failed += 1
+
+    def snapshot(self, state: ExecutorState) -> Snapshot:
+        now = time.monotonic()
+        self._points.append((now, self.done, self.tokens))
+        while len(self._points) > 2 and now - self._points[0][0] > _WINDOW_S:
+            self._points.popleft()
+        then, done, tokens = self._points[0] if len(self._points) > 1 else (self.started, 0, 0.0)
+        seconds = max(now - then, 1e-3)
+        rate = (self.done - done) / seconds
+        left = self.total - self.done
+        return Snapshot(
+            done=self.done,
+            total=self.total,
+            failed=self.failed,
+            elapsed_s=now - self.started,
+            per_minute=rate * 60,
+            eta_s=left / rate if rate > 0 else None,
+            tokens_per_s=(self.tokens - tokens) / seconds,
+            in_flight=state.in_flight,
+            retries=state.retries,
+            means={agent: _means(columns) for agent, columns in self.columns.items() if len(columns)},
+            left=[(agent, count) for agent, count in self.left_by_agent.most_common(3) if count > 0],
+            limits=dict(state.limits),
+        )
+
+
+def _means(columns: Columns) -> dict[str, float]:
+    names = sorted(
+        (name for name in columns.names if name not in _NOT_SHOWN), key=lambda name: name != "reward"
+    )
+    means = ((name, columns.mean(name)) for name in names)
+    return {name: mean for name, mean in means if mean is not None}

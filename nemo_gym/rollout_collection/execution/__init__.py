@@ -1,0 +1,1 @@
+"""Playing rollouts: one attempt, dispatch with deadlines and retries, executors and their workers."""

@@ -1,0 +1,149 @@
+"""The way in from Python: `RolloutCollectionHelper`."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from nemo_gym.activity import Activity, current_activity
+from nemo_gym.client import ServerClient
+from nemo_gym.config import max_rollout_attempts
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.errors import HeadServerUnreachableError, InputError
+from nemo_gym.http import get_response_json, raise_for_status
+from nemo_gym.journal import read_lines
+from nemo_gym.metrics import measured
+from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
+from nemo_gym.records import agent_of, key_of, packed, parsed
+from nemo_gym.rollout_collection.collection import Collection
+from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
+from nemo_gym.rollout_collection.display.dry_run import dry_run
+from nemo_gym.rollout_collection.display.report import report
+from nemo_gym.rollout_collection.display.screen import Display
+from nemo_gym.rollout_collection.planning.materialize import materialized_rows
+from nemo_gym.rollout_collection.recording.recovery import mend_output, read_failures
+from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
+from nemo_gym.rollout_collection.servers import Servers, served_by, setup_client
+from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+
+Row = dict[str, Any]
+
+_TIMEOUTS = RolloutCollectionConfig.model_fields
+_CALL_TIMEOUT_S: float = _TIMEOUTS["call_timeout_s"].default
+_ROLLOUT_TIMEOUT_S: float = _TIMEOUTS["rollout_timeout_s"].default
+
+
+class RolloutCollectionHelper(BaseModel):
+    """Collects rollouts with the servers open around it, else with those of a running head server."""
+
+    def setup_server_client(self, head_server_config: BaseServerConfig | None = None) -> ServerClient:
+        """The client that the other methods use."""
+        return setup_client(head_server_config)
+
+    async def run_from_config(self, config: RolloutCollectionConfig) -> Sequence[Row]:
+        """Collect; gives the rollouts sorted by key, resumed ones included, read when they are looked at."""
+        display = Display(sys.stderr)
+        if config.dry_run:
+            display.note("\n".join(dry_run(config, self._servers_in_sight())))
+            return []
+        servers = served_by(self.setup_server_client())
+        collected = await Collection(config, servers, display).run()
+        display.note("\n".join(report(collected)))
+        return collected.rollouts
+
+    def _servers_in_sight(self) -> Servers | None:
+        try:
+            return served_by(self.setup_server_client())
+        except HeadServerUnreachableError:
+            return None
+
+    def run_examples(
+        self,
+        examples: Iterable[Row],
+        head_server_config: BaseServerConfig | None = None,
+        semaphore: AbstractAsyncContextManager[Any] | None = None,
+    ) -> Iterator[Awaitable[tuple[Row, Row]]]:
+        """Play these rows; gives an awaitable for each, in the order in which they are done.
+
+        Each gives `(row, result)`, or raises what went wrong: what a failure means is the caller's decision.
+        """
+        client = self.setup_server_client(head_server_config)
+        slots = asyncio.Semaphore(DEFAULT_PARALLEL) if semaphore is None else semaphore
+
+        async def play(row: Row) -> tuple[Row, Row]:
+            async with slots:
+                return row, await _played(client, row)
+
+        return asyncio.as_completed([play(row) for row in examples])
+
+    def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:
+        """The materialized inputs."""
+        return materialized_rows(config)
+
+    def _load_from_cache(
+        self, config: RolloutCollectionConfig
+    ) -> tuple[list[Row], list[Row], list[Row], list[list[bytes]]]:
+        """An earlier run: rows that are left, rows that are done, their results, and those as lines."""
+        output = Path(config.output_jsonl_fpath)
+        rows = {_packed_key(row): row for row in _rows(config.materialized_jsonl_fpath)}
+        mend_output(output)
+        lines = [line.data.strip() for line in read_lines(output)]
+        results = {_packed_key(record): record for record in map(parsed, lines)}
+        past, _ = read_failures(failures_path_for(output))
+        settled = {*results, *past.left_alone(max_rollout_attempts())}
+        done = [(name, line) for name, line in zip(results, lines, strict=True) if name in rows]
+        return (
+            [row for name, row in rows.items() if name not in settled],
+            [rows[name] for name, _ in done],
+            [results[name] for name, _ in done],
+            [[line] for _, line in done],
+        )
+
+    async def _call_aggregate_metrics(
+        self, results: list[Row], rows: list[Row], output_fpath: Path
+    ) -> Path | None:
+        """Write the metrics of these results; `rows[i]` says whose `results[i]` is."""
+        if not results:
+            return None
+        by_agent: dict[str, list[Row]] = {}
+        for row, result in zip(rows, results, strict=True):
+            if agent := agent_of(row):
+                by_agent.setdefault(agent, []).append({**result, **_indices(row)})
+        path = aggregate_metrics_path_for(output_fpath)
+        agents = {
+            agent: AgentRollouts(measured(records), partial(iter, records), is_asked=False)
+            for agent, records in by_agent.items()
+        }
+        await write_aggregate_metrics(path, agents, self.setup_server_client())
+        return path
+
+
+def _indices(row: Row) -> Row:
+    return {key: row[key] for key in (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME) if key in row}
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    return (parsed(line.data) for line in read_lines(path))
+
+
+def _packed_key(row: Mapping[str, Any]) -> int:
+    key = key_of(dict(row))
+    assert key is not None, "a materialized input has a key"
+    return packed(key)
+
+
+async def _played(client: ServerClient, row: Row) -> Row:
+    """What the agent makes of one row."""
+    if not agent_of(row):
+        raise InputError(f'a row names no agent; give it "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}}')
+    rollout = f"{row.get(TASK_INDEX_KEY_NAME, '?')}:{row.get(ROLLOUT_INDEX_KEY_NAME, '?')}"
+    current_activity.set(Activity(rollout, _CALL_TIMEOUT_S))
+    response = await client.post(agent_of(row), "/run", json=row, timeout=_ROLLOUT_TIMEOUT_S)
+    await raise_for_status(response)
+    result: Row = await get_response_json(response)
+    return {**result, **_indices(row), AGENT_REF_KEY_NAME: row[AGENT_REF_KEY_NAME]}

@@ -1,0 +1,1 @@
+"""From input rows to the rollouts that remain to be played."""

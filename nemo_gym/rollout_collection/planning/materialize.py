@@ -1,0 +1,139 @@
+"""The plan of a run on disk: `<stem>_materialized_inputs.jsonl`."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.config import component_roots, find_file, mask_secrets
+from nemo_gym.errors import InputError
+from nemo_gym.journal import read_lines
+from nemo_gym.prompt import load_prompt_config
+from nemo_gym.records import agent_of, parsed
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.planning.rows import InputLine, Plan, Planned
+from nemo_gym.types import TASK_INDEX_KEY_NAME
+
+_PLAN_FIELDS = (
+    "agent_name",
+    "limit",
+    "num_repeats",
+    "num_repeats_add_seed",
+    "responses_create_params",
+)
+"""The settings that a plan depends on, besides the content of the two files."""
+INPUT_DIGEST = "input_sha256"
+RECIPE_DIGEST = "sha256"
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """What was planned."""
+
+    planned: int
+    num_rows: int
+    by_agent: Counter[str]
+    digest: str
+    """Of all lines."""
+    sample: bytes
+    """The first of them."""
+    unused_repeats: list[str]
+
+    def warnings(self) -> list[str]:
+        """What is odd about the plan, though it can be run."""
+        if not self.unused_repeats:
+            return []
+        names = ", ".join(self.unused_repeats)
+        return [f"warning: num_repeats has entries for agents that never occur: {names}"]
+
+    def as_data(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "sha256": self.digest,
+            "rollouts": self.planned,
+            "by_agent": dict(self.by_agent),
+            "recipe": recipe,
+        }
+
+
+def find_input(config: RolloutCollectionConfig) -> Path | None:
+    return find_file(config.input_jsonl_fpath, component_roots())
+
+
+def materialize(config: RolloutCollectionConfig, write: Callable[[bytes], Any]) -> Materialized:
+    """Plan the whole input; `write` gets each materialized line with its end."""
+    digest = hashlib.sha256()
+    planned, sample = 0, b""
+    plan = new_plan(config)
+    for one in planned_lines(plan, config):
+        line = one.line + b"\n"
+        digest.update(line)
+        write(line)
+        planned += 1
+        sample = sample or one.line
+    return Materialized(
+        planned, plan.num_rows, plan.rollouts_by_agent, digest.hexdigest(), sample, plan.unused_repeats()
+    )
+
+
+def materialized_before(path: Path, write: Callable[[bytes], Any]) -> Materialized:
+    """The plan of an earlier run, as `materialize` gives it; its rows are counted by task."""
+    digest, by_agent, tasks = hashlib.sha256(), Counter[str](), set()
+    sample = b""
+    for line in read_lines(path):
+        row = parsed(line.data)
+        digest.update(line.data + b"\n")
+        write(line.data + b"\n")
+        by_agent[agent_of(row)] += 1
+        tasks.add(row[TASK_INDEX_KEY_NAME])
+        sample = sample or line.data
+    return Materialized(by_agent.total(), len(tasks), by_agent, digest.hexdigest(), sample, [])
+
+
+def materialized_rows(config: RolloutCollectionConfig) -> list[dict[str, Any]]:
+    """The plan as a list of rows."""
+    return [decode_json(one.line) for one in planned_lines(new_plan(config), config)]
+
+
+def new_plan(config: RolloutCollectionConfig) -> Plan:
+    prompt = load_prompt_config(config.prompt_config) if config.prompt_config is not None else None
+    return Plan(config, config.input_jsonl_fpath, prompt)
+
+
+def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[Planned]:
+    path = find_input(config)
+    if path is None:
+        roots = ", ".join(map(str, component_roots()))
+        raise InputError(f"input_jsonl_fpath: {config.input_jsonl_fpath} is not there; looked under {roots}")
+    try:
+        with path.open("rb") as file:
+            yield from plan.materialize(
+                InputLine(number, data.removesuffix(b"\n").removesuffix(b"\r"))
+                for number, data in enumerate(file, 1)
+            )
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def recipe_of(config: RolloutCollectionConfig) -> dict[str, Any]:
+    """What a plan is made of, secrets hidden: the same recipe makes the same plan."""
+    settings = config.model_dump(include=set(_PLAN_FIELDS))
+    files = {INPUT_DIGEST: _file_digest(find_input(config))}
+    if config.prompt_config is not None:
+        files["prompt_sha256"] = _file_digest(find_file(config.prompt_config, component_roots()))
+    recipe = {**settings, **files}
+    # Of the settings as they are: a secret that changes is a change too.
+    return {**mask_secrets(recipe), RECIPE_DIGEST: hashlib.sha256(encode_json(recipe)).hexdigest()}
+
+
+def _file_digest(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""The files of a run: rollouts, failures, manifest, status and lock."""

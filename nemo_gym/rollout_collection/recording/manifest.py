@@ -1,0 +1,145 @@
+"""The identity of a run: what it was made of, for whoever resumes it or wonders later."""
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nemo_gym
+from nemo_gym.codec import decode_json
+from nemo_gym.config import MASK, mask_secrets, redact
+from nemo_gym.config.instances import instance_names
+from nemo_gym.config.plain_data import plain_data
+from nemo_gym.config.secrets import is_secret_key
+from nemo_gym.journal import write_whole
+
+_ADDRESSES = {"host", "port", "worker_ports", "num_workers", "datasets"}
+"""Settings of a server that cannot change results."""
+_ENDPOINTS = {"max_concurrent_requests"}
+"""The same for what an endpoint serves, besides its address and key."""
+
+METRICS_WRITTEN = "aggregate_metrics"
+"""The key of what tells whether the metrics file is what would be written now."""
+
+
+def server_settings(values: Mapping[str, Any], *, with_endpoints: bool = False) -> dict[str, Any]:
+    """The settings of all servers that can change results, by dotted key, secrets hidden.
+
+    The address and the key of a model endpoint cannot, as long as it serves the same model.
+    """
+    servers = {name: values[name] for name in instance_names(values)}
+    masked = mask_secrets(plain_data(servers))
+    return {
+        key: value
+        for key, value in flattened(masked)
+        if _ADDRESSES.isdisjoint(key.split(".")) and (with_endpoints or not _is_of_endpoint(key))
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each setting that is not what it was."""
+    return [
+        f"{key}: was {was}, is {is_now}"
+        for key in [*before, *(key for key in now if key not in before)]
+        if before.get(key, _MISSING) != now.get(key, _MISSING)
+        for was, is_now in [_cut(_shown(before, key), _shown(now, key))]
+    ]
+
+
+_MISSING = object()
+_LONGEST = 80
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "not set"
+    return MASK if is_secret_key(key.rpartition(".")[2]) else redact(repr(values[key]))
+
+
+def _cut(*texts: str) -> list[str]:
+    """Of long texts the part in which they differ."""
+    same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if len({*pair}) > 1), 0)
+    start = max(0, same - _LONGEST // 4) if max(map(len, texts)) > _LONGEST else 0
+    end = start + _LONGEST
+    return [("…" if start else "") + text[start:end] + ("…" if len(text) > end else "") for text in texts]
+
+
+def flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of nested mappings with its dotted key."""
+    if isinstance(value, Mapping) and (value or not prefix):
+        for key, item in value.items():
+            yield from flattened(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+@dataclass
+class Manifest:
+    """`<stem>_manifest.json`."""
+
+    path: Path
+    data: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: Path) -> "Manifest | None":
+        """That of an earlier run; None where there is none or it cannot be read."""
+        try:
+            data = decode_json(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return cls(path, data) if isinstance(data, dict) else None
+
+    @classmethod
+    def new(cls, path: Path, collection: dict[str, Any], values: Mapping[str, Any]) -> "Manifest":
+        return cls(
+            path,
+            {
+                "versions": {"nemo_gym": nemo_gym.__version__, "python": platform.python_version()},
+                "started_at": _now(),
+                "resumed_at": [],
+                "collection": mask_secrets(collection),
+                "servers": server_settings(values, with_endpoints=True),
+            },
+        )
+
+    def resumed(self, earlier: "Manifest | None") -> "Manifest":
+        """This run as one that carries on an earlier one."""
+        if earlier is not None:
+            self.data["started_at"] = earlier.data.get("started_at", self.data["started_at"])
+            self.data["resumed_at"] = [*(earlier.data.get("resumed_at") or []), _now()]
+            self.data[METRICS_WRITTEN] = earlier.data.get(METRICS_WRITTEN)
+        return self
+
+    def changed_servers(self, values: Mapping[str, Any]) -> list[str]:
+        """What differs between the servers of that run and these."""
+        before = self.data.get("servers")
+        if not isinstance(before, dict):
+            return []
+        relevant = {key: value for key, value in before.items() if not _is_of_endpoint(key)}
+        return differences(relevant, json.loads(_json_text(server_settings(values))))
+
+    def planned_by_agent(self) -> dict[str, int]:
+        """How many rollouts each agent is to play; empty where that is not known."""
+        inputs = self.data.get("materialized_inputs")
+        by_agent = inputs.get("by_agent") if isinstance(inputs, dict) else None
+        return dict(by_agent) if isinstance(by_agent, dict) else {}
+
+    def save(self, **entries: Any) -> None:
+        self.data |= entries
+        write_whole(self.path, [_json_text(self.data).encode("utf-8", "replace"), b"\n"])
+
+
+def _is_of_endpoint(key: str) -> bool:
+    name = key.rpartition(".")[2]
+    return name in _ENDPOINTS or name.endswith("base_url") or is_secret_key(name)
+
+
+def _json_text(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False, default=str)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,236 @@
+"""Metrics over shards: rollouts that were collected one part at a time, merged into one file."""
+
+import asyncio
+import glob
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from nemo_gym.client import ServerClient
+from nemo_gym.errors import ConfigError, HeadServerUnreachableError, InputError
+from nemo_gym.journal import make_parent, new_file, read_objects, set_aside
+from nemo_gym.metrics import Columns
+from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for, materialized_path_for
+from nemo_gym.records import SKIP_HINT, BadLines, agent_of
+from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
+from nemo_gym.rollout_collection.config import RolloutAggregationConfig
+from nemo_gym.rollout_collection.recording.manifest import Manifest
+from nemo_gym.rollout_collection.results.shards import Settled, ShardLines, Shards
+from nemo_gym.rollout_collection.results.tracking import track_run
+from nemo_gym.trackers import warn_early
+
+logger = logging.getLogger(__name__)
+
+_COMPANIONS = (
+    "_materialized_inputs.jsonl",
+    "_failures.jsonl",
+    "_reward_profiling.jsonl",
+    "_aggregate_metrics.json",
+    "_agent_metrics.json",
+    "_manifest.json",
+    "_status.json",
+)
+"""Endings of files that stand beside rollouts and hold none."""
+_MOST_NAMED = 10
+_SET_ASIDE = (".bak", ".torn")
+"""Endings of what a later run has replaced or could not use."""
+
+Notice = Callable[[str], None]
+"""Tells people what is done with their files."""
+OpenClient = Callable[[Sequence[str]], AbstractAsyncContextManager[ServerClient | None]]
+"""A client of servers that have these agents; None where there are none."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What came of it."""
+
+    metrics_path: Path
+    merged_path: Path | None
+    entries: list[Entry]
+    """The metrics of each agent."""
+    tracked: list[str]
+    """What is to be said of the trackers."""
+    bad_lines: int
+    """Lines that were left out."""
+
+
+class RolloutAggregationHelper(BaseModel):
+    """Computes the metrics of rollouts that stand in several files."""
+
+    async def run_from_config(
+        self, config: RolloutAggregationConfig, client: ServerClient | None = None
+    ) -> Path | None:
+        """Merge the shards and write their metrics; gives the path of those, None if there are no rollouts.
+
+        Without a client it takes the servers that are open around it, or a running head server's.
+        """
+        if threading.active_count() == 1:  # several processes read large files, which takes half as long
+            shards = load_shards(config, logger.info)
+        else:
+            shards = await asyncio.to_thread(load_shards, config, logger.info)
+        if client is None:
+            client = await asyncio.to_thread(_client_around)
+        done = await aggregate_shards(config, shards, lambda _: nullcontext(client), logger.info)
+        return done.metrics_path if done is not None else None
+
+
+def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
+    """Find and measure all rollouts. Blocks; several processes read large files if no other thread runs."""
+    for text in warn_early(config):
+        notice(text)
+    shards = Shards(find_shards(config, notice), BadLines(config.skip_bad_lines))
+    shards.load()
+    if shards.settled.repeated:
+        raise _repeated(shards)
+    for text in (*_settlement(shards.settled), *shards.bad_lines.told()):
+        notice(text)
+    return shards
+
+
+async def aggregate_shards(
+    config: RolloutAggregationConfig, shards: Shards, open_client: OpenClient, notice: Notice
+) -> Aggregation | None:
+    """Merge the shards, then compute the metrics; None if the shards are empty."""
+    output = Path(config.output_jsonl_fpath)
+    with shards:
+        if not len(shards):
+            notice("The shards hold no rollouts; nothing is written.")
+            return None
+        missing = missing_by_agent(shards)
+        agents = {
+            agent: AgentRollouts(columns, partial(shards.records, agent), _planned(agent, columns, missing))
+            for agent, columns in shards.columns.items()
+        }
+        make_parent(output)
+        if config.merge_shards:
+            await asyncio.to_thread(_merge, shards, output, notice)
+        metrics_path = aggregate_metrics_path_for(output)
+        async with open_client(list(agents)) as client:
+            entries = await write_aggregate_metrics(metrics_path, agents, client)
+        lines = ShardLines(shards) if config.upload_rollouts_to_wandb else None
+        merged = output if config.merge_shards else None
+        tracked = await track_run(config, config.model_dump(), entries, lines, merged)
+    return Aggregation(metrics_path, merged, entries, tracked, shards.bad_lines.count)
+
+
+def missing_by_agent(shards: Shards) -> Counter[str] | None:
+    """How many rollouts of each agent the shards should have and do not; None where that is not known."""
+    missing: Counter[str] = Counter()
+    if shards.settled.copies:
+        return None  # what is there twice may stand for what is not there
+    for path, found in zip(shards.paths, shards.found_by_agent, strict=True):
+        planned = _planned_by_agent(path)
+        if not planned:
+            return None
+        missing.update({agent: max(0, count - found[agent]) for agent, count in planned.items()})
+    return missing
+
+
+def _planned_by_agent(shard: Path) -> dict[str, int]:
+    """As the manifest of the run says, else as its materialized inputs do; empty where neither is there."""
+    manifest = Manifest.load(manifest_path_for(shard))
+    planned = manifest.planned_by_agent() if manifest is not None else {}
+    materialized = materialized_path_for(shard)
+    if planned or not materialized.is_file():
+        return planned
+    try:
+        return dict(Counter(agent_of(row) for _, row in read_objects(materialized)))
+    except InputError:
+        return {}
+
+
+def _planned(agent: str, columns: Columns, missing: Counter[str] | None) -> int | None:
+    return None if missing is None else len(columns) + missing[agent]
+
+
+def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
+    """The files that the globs match and that hold rollouts."""
+    matches = [Path(path) for path in _expand_input_glob(config.input_glob)]
+    found = [path for path in matches if _may_hold_rollouts(path)]
+    for pattern in _patterns(config.input_glob):
+        if not glob.glob(pattern, recursive=True):
+            notice(f"warning: nothing matches {pattern}")
+    output = Path(config.output_jsonl_fpath)
+    shards = [path for path in found if not (output.exists() and path.samefile(output))]
+    if len(shards) < len(found):
+        if not shards and not config.merge_shards:
+            shards = found  # metrics of one file anew: nothing is merged into it
+        elif manifest_path_for(output).exists():
+            raise ConfigError(
+                f"output_jsonl_fpath: {output} is one of the shards: its manifest stands beside it; "
+                "choose another +output_jsonl_fpath="
+            )
+        else:
+            notice(f"Left out: {output}, the merged output itself.")
+    if not shards:
+        others = f" (only {matches[0]}, by its name a file that stands beside rollouts)" if matches else ""
+        raise ConfigError(
+            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; name the "
+            "shards, and an output_jsonl_fpath that is none of them"
+        )
+    notice("\n".join([f"Shards ({len(shards)}):", *(f"  {path}" for path in shards)]))
+    return shards
+
+
+def _may_hold_rollouts(path: Path) -> bool:
+    """Whether it is a file, and none of those that a run leaves beside its rollouts."""
+    is_unfinished = path.name.startswith(".") and path.suffix == ".tmp"
+    return path.is_file() and not is_unfinished and not path.name.endswith((*_COMPANIONS, *_SET_ASIDE))
+
+
+def _expand_input_glob(input_glob: str) -> list[str]:
+    """The paths that match: patterns stand between commas; no path twice."""
+    paths: dict[str, str] = {}
+    for pattern in _patterns(input_glob):
+        for path in sorted(glob.glob(pattern, recursive=True)):
+            paths.setdefault(os.path.abspath(path), path)
+    return list(paths.values())
+
+
+def _patterns(input_glob: str) -> list[str]:
+    return [pattern for part in input_glob.split(",") if (pattern := part.strip())]
+
+
+def _client_around() -> ServerClient | None:
+    try:
+        return ServerClient.load_from_global_config()
+    except HeadServerUnreachableError:
+        return None
+
+
+def _repeated(shards: Shards) -> InputError:
+    """Keys that stand twice in one file, which no run leaves; in separate files they are of separate runs."""
+    lines, count = shards.repeated_lines(_MOST_NAMED), len(shards.settled.repeated)
+    if count > len(lines):
+        lines.append(f"… and {count - len(lines)} more")
+    return InputError("\n".join([*lines, f"Remove one of each, {SKIP_HINT}"]))
+
+
+def _settlement(settled: Settled) -> list[str]:
+    texts = []
+    if settled.copies:
+        texts.append(f"Rollouts that stand in the shards more than once and count once: {settled.copies}.")
+    if settled.renumbered_tasks:
+        texts.append(
+            "Different rollouts have the same task and rollout index, as separate runs of one input do; all "
+            f"are kept, numbered anew in the order of the shards. Tasks: {settled.renumbered_tasks}."
+        )
+    return texts
+
+
+def _merge(shards: Shards, output: Path, notice: Notice) -> None:
+    """Write all rollouts into one file; an earlier one stays under another name."""
+    with new_file(output) as file:
+        file.writelines(shards.lines())
+        moved = set_aside([output])
+    for kept in moved:
+        notice(f"{output} was there already; it is now {kept}.")

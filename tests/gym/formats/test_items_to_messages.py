@@ -1,0 +1,254 @@
+"""Items of a Responses conversation as chat messages."""
+
+from typing import Any
+
+import pytest
+
+from nemo_gym.formats import Dialect, ReasoningField, ReasoningTags
+from nemo_gym.formats.conversion_error import FormatError
+from nemo_gym.formats.items_to_messages import messages_from_input
+
+PARSER, TAGS = Dialect(ReasoningField()), Dialect(ReasoningTags())
+WITH_TOKENS = Dialect(ReasoningField(), sends_tokens=True)
+TOKENS: dict[str, Any] = {
+    "prompt_token_ids": [1, 2],
+    "generation_token_ids": [3],
+    "generation_log_probs": [-0.5],
+    "generation_log_probs_mode": "raw_logprobs",
+}
+
+
+def user(text: str = "hi") -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": text}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {
+        "type": "message",
+        "role": "assistant",
+        "id": "m",
+        "content": [part],
+        "status": "completed",
+        **more,
+    }
+
+
+def thought(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": text}], **more}
+
+
+def called(call_id: str = "c1", **more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "id": "f", "call_id": call_id, "name": "add", "arguments": "{}", **more}
+
+
+def answered(call_id: str = "c1", output: Any = "3") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def chat_call(call_id: str = "c1") -> dict[str, Any]:
+    return {"type": "function", "id": call_id, "function": {"name": "add", "arguments": "{}"}}
+
+
+def chat_said(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def messages(items: Any, dialect: Dialect = PARSER) -> list[dict[str, Any]]:
+    return messages_from_input(items, dialect)
+
+
+def test_a_text_is_what_the_user_says() -> None:
+    assert messages("hi") == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+def test_roles_are_kept_with_or_without_a_type(role: str) -> None:
+    for item in (
+        {"role": role, "content": "x"},
+        {"type": "message", "role": role, "content": "x", "id": "m"},
+    ):
+        assert messages([item]) == [{"role": role, "content": "x"}]
+
+
+def test_the_name_of_a_speaker_is_kept() -> None:
+    assert messages([user() | {"name": "Ann"}]) == [{"role": "user", "content": "hi", "name": "Ann"}]
+    assert messages([said("x", name="Bob")]) == [chat_said("x", name="Bob")]
+    assert messages([answered() | {"name": "add"}])[0]["name"] == "add"
+
+
+def test_the_items_of_one_call_are_one_message() -> None:
+    items = [user(), thought("t"), said("x"), called("c1"), called("c2"), answered("c1"), answered("c2")]
+    assert messages(items) == [
+        {"role": "user", "content": "hi"},
+        chat_said("x", reasoning_content="t", tool_calls=[chat_call("c1"), chat_call("c2")]),
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "tool", "tool_call_id": "c2", "content": "3"},
+    ]
+
+
+def test_without_a_parser_reasoning_stands_between_tags() -> None:
+    assert messages([thought("t"), said("x")], TAGS) == [chat_said("<think>t</think>x")]
+    assert messages([thought("t"), called()], TAGS) == [
+        chat_said("<think>t</think>", tool_calls=[chat_call()])
+    ]
+
+
+def test_reasoning_that_was_cut_stays_open() -> None:
+    assert messages([thought("t", status="incomplete")], TAGS) == [chat_said("<think>t")]
+    assert messages([thought("t", status="incomplete"), said("x")], TAGS) == [chat_said("<think>t</think>x")]
+
+
+def test_calls_alone_have_no_content_and_reasoning_alone_an_empty_one() -> None:
+    assert messages([called()]) == [chat_said(None, tool_calls=[chat_call()])]
+    assert messages([thought("t"), user()])[0] == chat_said("", reasoning_content="t")
+
+
+def test_a_message_after_a_message_is_another_one() -> None:
+    assert messages([said("a"), said("b")]) == [chat_said("a"), chat_said("b")]
+    assert messages([thought("t"), said("a"), thought("u"), said("b")]) == [
+        chat_said("a", reasoning_content="t"),
+        chat_said("b", reasoning_content="u"),
+    ]
+
+
+def test_what_follows_a_call_without_an_answer_belongs_to_the_same_message() -> None:
+    one_message = [chat_said("x", reasoning_content="t", tool_calls=[chat_call()])]
+    assert messages([thought("t"), called(), said("x")]) == one_message
+    assert messages([called(), thought("t"), said("x")]) == one_message
+    assert messages([said("a"), called(), said("b"), answered()])[0] == chat_said(
+        [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], tool_calls=[chat_call()]
+    )
+    assert messages([thought("t"), called("c1"), thought("u"), called("c2")]) == [
+        chat_said(None, reasoning_content="t\nu", tool_calls=[chat_call("c1"), chat_call("c2")])
+    ]
+
+
+def test_an_item_with_token_ids_ends_its_call() -> None:
+    items = [called("c1", **TOKENS), called("c2", **TOKENS)]
+    assert messages(items, WITH_TOKENS) == [
+        chat_said(None, tool_calls=[chat_call("c1")], **TOKENS),
+        chat_said(None, tool_calls=[chat_call("c2")], **TOKENS),
+    ]
+    assert messages(items) == [
+        chat_said(None, tool_calls=[chat_call("c1")]),
+        chat_said(None, tool_calls=[chat_call("c2")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "last", [said("x", **TOKENS), called(**TOKENS), thought("t", **TOKENS), {"type": "reasoning", **TOKENS}]
+)
+def test_token_lists_are_handed_over_not_copied(last: dict[str, Any]) -> None:
+    [message] = messages([last], WITH_TOKENS)
+    assert all(message[field] is TOKENS[field] for field in TOKENS)
+
+
+def test_only_the_token_fields_that_are_there_are_handed_over() -> None:
+    [message] = messages([said("x", generation_token_ids=[1], prompt_token_ids=None)], WITH_TOKENS)
+    assert message == chat_said("x", generation_token_ids=[1])
+
+
+def test_the_reasoning_itself_comes_before_its_summary() -> None:
+    item = thought("short", content=[{"type": "reasoning_text", "text": "long"}])
+    assert messages([item])[0]["reasoning_content"] == "long"
+    parts = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
+    assert messages([thought("") | {"summary": parts}])[0]["reasoning_content"] == "a\nb"
+
+
+def test_encrypted_reasoning_is_left_out() -> None:
+    secret = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "gAAA"}
+    assert messages([user(), secret]) == [{"role": "user", "content": "hi"}]
+    assert messages([user(), secret, said("x")])[1:] == [chat_said("x")]
+
+
+def test_assistant_messages_in_any_form() -> None:
+    assert messages([{"role": "assistant", "content": "x"}]) == [chat_said("x")]
+    assert messages([said("")]) == [chat_said("")]
+    assert messages([{"role": "assistant", "content": []}]) == [chat_said("")]
+    assert messages([{"role": "assistant", "content": None}]) == [chat_said("")]
+    two = [{"type": "output_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert messages([{"role": "assistant", "content": two}]) == [
+        chat_said([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    ]
+
+
+def test_a_refusal_has_a_field_of_its_own() -> None:
+    refusal = {"type": "refusal", "refusal": "no"}
+    assert messages([said("") | {"content": [refusal]}]) == [chat_said(None, refusal="no")]
+    both = [{"type": "output_text", "text": "x"}, refusal]
+    assert messages([said("") | {"content": both}]) == [chat_said("x", refusal="no")]
+
+
+def test_a_call_keeps_what_it_has() -> None:
+    assert messages([{"type": "function_call", "name": "add", "arguments": {"a": "ä"}}]) == [
+        chat_said(
+            None, tool_calls=[{"type": "function", "function": {"name": "add", "arguments": '{"a": "ä"}'}}]
+        )
+    ]
+    assert messages([{"type": "function_call"}])[0]["tool_calls"] == [
+        {"type": "function", "function": {"arguments": "{}"}}
+    ]
+    assert messages([{"type": "function_call_output", "output": "3"}]) == [{"role": "tool", "content": "3"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "chat_part"),
+    [
+        ({"type": "input_text", "text": "a"}, {"type": "text", "text": "a"}),
+        ({"type": "output_text", "text": "a", "annotations": []}, {"type": "text", "text": "a"}),
+        (
+            {"type": "input_image", "image_url": "u", "detail": "low"},
+            {"type": "image_url", "image_url": {"url": "u", "detail": "low"}},
+        ),
+        (
+            {"type": "input_image", "image_url": "u", "detail": None, "file_id": None},
+            {"type": "image_url", "image_url": {"url": "u"}},
+        ),
+        ({"type": "input_file", "file_id": "f"}, {"type": "file", "file": {"file_id": "f"}}),
+        (
+            {"type": "input_file", "file_data": "d", "filename": "n"},
+            {"type": "file", "file": {"file_data": "d", "filename": "n"}},
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": "d"}},
+            {"type": "input_audio", "input_audio": {"data": "d"}},
+        ),
+        ({"type": "text", "text": "a"}, {"type": "text", "text": "a"}),
+        ({"type": "video_url", "video_url": {}}, {"type": "video_url", "video_url": {}}),
+    ],
+)
+def test_parts_of_messages_and_of_outputs(part: dict[str, Any], chat_part: dict[str, Any]) -> None:
+    assert messages([user() | {"content": [part]}])[0]["content"] == [chat_part]
+    assert messages([answered(output=[part])])[0]["content"] == [chat_part]
+
+
+@pytest.mark.parametrize(
+    ("items", "error"),
+    [
+        ([user(), {"type": "web_search_call", "id": "w"}], r"input\[1\]: an item of type 'web_search_call'"),
+        ([{"id": "msg_1"}], r"input\[0\]: an item of type 'item_reference'"),
+        ([user(), "hi"], r"input\[1\]: an item must be an object, not str"),
+        ([{"content": "x"}], r"input\[0\]: a message needs a role"),
+        ([{"role": "user"}], r"input\[0\]: its content must be a text or a list of parts, not NoneType"),
+        ([{"role": "user", "content": ["x"]}], r"input\[0\].content\[0\]: a part must be an object"),
+        (
+            [{"role": "user", "content": [{"type": "input_text"}]}],
+            r"input\[0\].content\[0\]: .* needs a 'text'",
+        ),
+        ([{"role": "assistant", "content": 5}], r"input\[0\]: its content must be .* not int"),
+        ([{"role": "assistant", "content": [{"type": "refusal"}]}], "needs a 'refusal'"),
+        (
+            [user() | {"content": [{"type": "input_image", "file_id": "f"}]}],
+            r"input\[0\].content\[0\]: an image .* give 'image_url'",
+        ),
+        ([answered(output={"a": 1})], r"input\[0\]: its content must be a text or a list of parts, not dict"),
+        ([{"type": "reasoning", "summary": "x"}], r"input\[0\]: the content and the summary"),
+        ([{"type": "reasoning", "summary": ["x"]}], r"input\[0\].content\[0\]: a part must be an object"),
+        ({"role": "user"}, "input: must be a text or a list of items, not dict"),
+        (None, "input: must be a text or a list of items, not NoneType"),
+    ],
+)
+def test_what_cannot_be_said_is_an_error_that_names_the_place(items: Any, error: str) -> None:
+    with pytest.raises(FormatError, match=error):
+        messages(items)

@@ -1,0 +1,259 @@
+"""The lean client against servers that answer in every way HTTP allows, and in some it does not."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import pytest
+
+from nemo_gym.http import request
+from nemo_gym.http.plain_client import Answer, PlainPool, target_of
+from tests.gym.http.raw_server import RawServer, answer, serving
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{ }\r\n2\r\n\n\n\r\n0\r\n\r\n"
+TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of it"
+CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + answer(201, b"made")
+
+
+async def post(pool: PlainPool, server: RawServer, body: bytes = b"{}") -> Answer:
+    target = target_of(f"{server.url}/v1/responses")
+    assert target is not None
+    async with asyncio.timeout(10):
+        return await pool.request("POST", target, [("Content-Type", "application/json")], body)
+
+
+def played(script: list[bytes | None], act: Callable[[PlainPool, RawServer], Awaitable[None]]) -> RawServer:
+    async def run() -> RawServer:
+        pool = PlainPool()
+        async with serving(*script) as server:
+            try:
+                await act(pool, server)
+            finally:
+                pool.close()
+                await asyncio.sleep(0.01)
+            return server
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "body"),
+    [
+        (answer(200, b"{}"), 200, b"{}"),
+        (CHUNKED, 200, b"{ }\n\n"),
+        (TO_THE_END, 200, b"all of it"),
+        (CONTINUED, 201, b"made"),
+        (answer(500, b"no"), 500, b"no"),
+        (answer(200, gzip.compress(b"small"), "Content-Encoding: gzip"), 200, b"small"),
+        (answer(200, zlib.compress(b"small"), "content-encoding: Deflate"), 200, b"small"),
+        (answer(200, b"", "Content-Encoding: gzip"), 200, b""),
+    ],
+    ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate", "empty gzip"],
+)
+def test_every_form_of_answer_is_read(reply: bytes, status: int, body: bytes) -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        got = await post(pool, server)
+        assert (got.status, got.body) == (status, body)
+
+    played([reply], act)
+
+
+def test_headers_come_as_the_server_spelt_them() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        got = await post(pool, server)
+        assert got.headers[1:] == [("X-One", "1"), ("Set-Cookie", "a=b"), ("Set-Cookie", "c=d")]
+
+    played([answer(200, b"{}", "X-One: 1", "Set-Cookie: a=b", "Set-Cookie: c=d")], act)
+
+
+def test_a_request_is_what_the_server_expects() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        await post(pool, server, b'{"a":1}')
+
+    head, _, body = played([answer(200)], act).requests[0].partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"POST /v1/responses HTTP/1.1" and lines[1].startswith(b"Host: 127.0.0.1:")
+    assert b"Content-Type: application/json" in lines and b"Content-Length: 7" in lines
+    assert body == b'{"a":1}'
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [None, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", b"SMTP ready\r\n\r\n", b"HTTP/1.1 200"],
+    ids=["closed", "cut", "not HTTP", "half a head"],
+)
+def test_a_broken_answer_is_an_error_and_its_connection_is_gone(broken: bytes | None) -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        with pytest.raises((aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)):
+            await post(pool, server)
+        assert (await post(pool, server)).body == b"fine"
+        assert len(pool.open_ones) == 1
+
+    played([broken, answer(200, b"fine")], act)
+
+
+def test_connections_are_used_again_and_never_shared() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        for _ in range(3):
+            await asyncio.gather(*(post(pool, server, b"x" * size) for size in (1, 200_000, 3)))
+        assert len(pool.open_ones) == 3
+
+    assert len(played([answer(200)], act).requests) == 9
+
+
+def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        for _ in range(2):
+            assert (await post(pool, server)).status == 200
+            assert not [one for one in pool.open_ones if one.is_usable]
+
+    played([answer(200, b"{}", "Connection: close")], act)
+
+
+def test_an_idle_connection_that_is_too_old_is_replaced() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        await post(pool, server)
+        (old,) = pool.open_ones
+        old.idle_since -= 60
+        await post(pool, server)
+        await asyncio.sleep(0.01)
+        assert old not in pool.open_ones and len(pool.open_ones) == 1
+
+    played([answer(200)], act)
+
+
+def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
+    async def run() -> None:
+        release = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"/late" in head:
+                await release.wait()
+            writer.write(answer(200, b"late" if b"/late" in head else b"mine"))
+            await asyncio.sleep(0.05)
+            writer.close()
+
+        pool = PlainPool()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            late, mine = target_of(f"{url}/late"), target_of(f"{url}/mine")
+            assert late is not None and mine is not None
+            waiting = asyncio.create_task(pool.request("GET", late, [], b""))
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            release.set()
+            assert (await pool.request("GET", mine, [], b"")).body == b"mine"
+            pool.close()
+            await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", answer(200, b"stray"), b"\0"])
+def test_what_comes_after_an_answer_is_nobodys(more: bytes) -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        assert (await post(pool, server)).body == b"first"
+        assert (await post(pool, server)).body == b"mine"
+
+    played([answer(200, b"first") + more, answer(200, b"mine")], act)
+
+
+def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer(200, b"mine"))
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\n")
+            await asyncio.sleep(0.1)
+            writer.close()
+
+        pool = PlainPool()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            target = target_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
+            assert target is not None
+            assert (await pool.request("GET", target, [], b"")).body == b"mine"
+            await asyncio.sleep(0.05)
+            assert (await pool.request("GET", target, [], b"")).body == b"mine"
+            pool.close()
+            await asyncio.sleep(0.15)
+
+    asyncio.run(run())
+
+
+def test_idle_connections_keep_no_answer_and_old_ones_go() -> None:
+    async def act(pool: PlainPool, server: RawServer) -> None:
+        await asyncio.gather(*(post(pool, server) for _ in range(4)))
+        for connection in pool.open_ones:
+            assert not connection._parts and not connection._headers
+            connection.idle_since -= 60
+        await asyncio.gather(post(pool, server), post(pool, server))
+        await asyncio.sleep(0.01)
+        assert len(pool.open_ones) == 2
+
+    played([answer(200)], act)
+
+
+@pytest.mark.parametrize("headers", [{"Host": "other"}, {"content-length": "2"}, {"CONNECTION": "close"}])
+def test_who_sets_the_framing_headers_gets_them_once(headers: dict[str, str]) -> None:
+    async def run() -> bytes:
+        async with serving(answer(200)) as server:
+            assert (await request("POST", server.url, json={}, headers=headers)).ok
+            return server.requests[0].lower()
+
+    name = next(iter(headers)).lower().encode()
+    assert asyncio.run(run()).count(b"\r\n" + name + b":") == 1
+
+
+def test_a_head_request_has_no_body_to_wait_for() -> None:
+    async def run() -> int:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+        async with serving(head) as server, asyncio.timeout(10):
+            return (await request("HEAD", server.url)).status
+
+    assert asyncio.run(run()) == 200
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\nb", "a\0b"])
+def test_a_header_cannot_smuggle_another(value: str) -> None:
+    target = target_of("http://127.0.0.1:1/x")
+    assert target is not None
+    with pytest.raises(ValueError, match="line break"):
+        asyncio.run(PlainPool().request("GET", target, [("X-Mine", value)], b""))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1/x",
+        "http://user:password@127.0.0.1/x",
+        "http://127.0.0.1/x?a=b",
+        "http://127.0.0.1/a/../b",
+        "http://127.0.0.1/ä",
+        "http://127.0.0.1/a b",
+        "http://127.0.0.1/x#y",
+        "http:///x",
+    ],
+)
+def test_what_is_out_of_the_ordinary_is_left_to_aiohttp(url: str) -> None:
+    assert target_of(url) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "authority", "path"),
+    [
+        ("http://127.0.0.1:8000/v1/x", "127.0.0.1", 8000, "127.0.0.1:8000", "/v1/x"),
+        ("http://node-7.cluster", "node-7.cluster", 80, "node-7.cluster", "/"),
+        ("http://[::1]:81/x", "::1", 81, "[::1]:81", "/x"),
+    ],
+)
+def test_a_plain_address_is_taken_apart(url: str, host: str, port: int, authority: str, path: str) -> None:
+    target = target_of(url)
+    assert target is not None
+    assert (target.host, target.port, target.authority, target.path) == (host, port, authority, path)

@@ -1,0 +1,182 @@
+"""What a dry run says, and that it does nothing else."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_gym.config.current import global_config_dict
+from nemo_gym.config.plain_data import frozen_dictconfig
+from nemo_gym.errors import ChangedInputsError, ConfigError
+from nemo_gym.rollout_collection import RolloutCollectionHelper
+from nemo_gym.rollout_collection.display.dry_run import dry_run
+from nemo_gym.rollout_collection.servers import Servers
+from tests.support.answering_agent import Playground, row
+from tests.support.commands import free_port
+
+Capture = pytest.CaptureFixture[str]
+
+
+def told(playground: Playground, servers: Servers | None = None, **settings: Any) -> str:
+    return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers))
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file with its content and when it was written."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+AGENTS = Servers({"answering": {"responses_api_agents": {"answering": {"entrypoint": "app.py"}}}})
+
+
+def test_agents_are_checked_where_there_are_servers(playground: Playground) -> None:
+    assert "checked" not in told(playground, AGENTS)
+    with pytest.raises(ConfigError, match=r"no agent 'answerin' among the servers.*did you mean answering"):
+        told(playground, AGENTS, agent_name="answerin")
+
+
+def test_without_servers_it_says_that_agents_were_not_checked(playground: Playground) -> None:
+    text = told(playground, None, agent_name="whoever")
+    assert "whoever: 3 rollouts" in text
+    assert "The agents were not checked: no servers are configured" in text
+
+
+def test_repeats_of_agents_that_never_occur_are_warned_of(playground: Playground) -> None:
+    text = told(playground, num_repeats={"answering": 2, "nobody": 3})
+    assert "warning: num_repeats has entries for agents that never occur: nobody" in text
+
+
+def test_tokens_are_those_of_all_rows(playground: Playground) -> None:
+    playground.give(row("x" * 4_000), *(row("y" * 36_000, n=number) for number in range(3)))
+    [tokens] = re.findall(r"About ([\d,]+) input tokens", told(playground, num_repeats=2))
+    assert int(tokens.replace(",", "")) == pytest.approx(2 * (1_000 + 3 * 9_000), rel=0.01)
+
+
+def test_most_output_tokens_are_told_if_every_row_has_a_bound(playground: Playground) -> None:
+    bounded = [
+        {"responses_create_params": {"input": "a", "max_output_tokens": bound}} for bound in (100, 1_000)
+    ]
+    playground.give(*bounded)
+    assert "at most 2,200 output tokens a call" in told(playground, num_repeats=2)
+    playground.give(*bounded, row("b"))
+    assert "output tokens" not in told(playground)
+
+
+def test_resumed_dry_run_counts_what_is_done_left_alone_and_left_and_mends_nothing(
+    playground: Playground,
+) -> None:
+    playground.answer("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
+    playground.answer("2:0", "down", status=503)
+    playground.collect(num_repeats=2)
+    with playground.output.open("ab") as file:
+        file.write(b'{"_ng_task_index": 2, "_ng_rollout_index": 0, "torn')
+    with playground.failures.open("ab") as file:
+        file.write(b"torn")
+    before = content(playground.folder)
+    text = told(playground, num_repeats=2, resume_from_cache=True)
+    assert "Resuming: 6 rollouts planned, 4 done, 1 left alone, 1 left" in text
+    assert content(playground.folder) == before
+    playground.answer_well()
+    playground.played()
+    assert len(playground.collect(num_repeats=2, resume_from_cache=True)) == 5
+    assert playground.played() == ["2:0"]
+
+
+def test_rollouts_used_up_over_all_runs_are_left_alone(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    playground.answer("1:0", "no rollout")
+    playground.collect()
+    assert "2 done, 0 left alone, 1 left" in told(playground, resume_from_cache=True)
+    monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", "1")
+    assert "2 done, 1 left alone, 0 left" in told(playground, resume_from_cache=True)
+
+
+def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
+    playground.collect(limit=2)
+    text = told(playground, num_repeats=2, resume_from_cache=True)
+    assert "Resuming: 6 rollouts planned, 2 done, 0 left alone, 4 left" in text
+
+
+def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playground: Playground) -> None:
+    playground.answer("1:0", "down", status=503)
+    playground.collect(num_repeats=2)
+    playground.input.unlink()
+    before = content(playground.folder)
+    text = told(playground, num_repeats=2, resume_from_cache=True)
+    assert "input.jsonl is not there; going on with" in text
+    assert "Dry run: 3 rows, 6 rollouts" in text
+    assert "Resuming: 6 rollouts planned, 5 done, 0 left alone, 1 left" in text
+    with pytest.raises(ChangedInputsError, match=r"is not there, and to change the plan takes it"):
+        told(playground, num_repeats=3, resume_from_cache=True)
+    assert content(playground.folder) == before
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"responses_create_params": {"temperature": 0.3}}, "2 rollouts have other inputs"),
+    ({"limit": 1}, "1 rollouts of the earlier plan are not in this one"),
+]
+
+
+@pytest.mark.parametrize(("settings", "change"), CHANGES)
+def test_resume_that_a_run_would_refuse_is_refused(
+    playground: Playground, settings: dict[str, Any], change: str
+) -> None:
+    playground.collect(limit=2)
+    settings = {"limit": 2, "resume_from_cache": True, **settings}
+    with pytest.raises(ChangedInputsError, match=change):
+        told(playground, **settings)
+    assert change in told(playground, allow_changed_inputs=True, **settings)
+
+
+def test_resume_with_other_servers_is_refused(playground: Playground) -> None:
+    playground.collect()
+    with pytest.raises(ChangedInputsError, match="openai_model: was 'some-model', is not set"):
+        told(playground, AGENTS, resume_from_cache=True)
+
+
+def test_nothing_to_resume_is_said_with_what_is_missing(playground: Playground) -> None:
+    text = told(playground, resume_from_cache=True)
+    missing = "out/rollouts_materialized_inputs.jsonl and out/rollouts.jsonl"
+    assert f"Nothing to resume: {missing} not there" in text
+    assert "Resuming" not in text
+
+
+def test_without_the_flag_an_earlier_run_does_not_count(playground: Playground) -> None:
+    playground.collect()
+    before = content(playground.folder)
+    assert "Resuming" not in told(playground)
+    assert content(playground.folder) == before
+
+
+def test_dry_run_from_python_tells_the_same_and_gives_nothing(
+    playground: Playground, capsys: Capture
+) -> None:
+    expected = told(playground, AGENTS, num_repeats=2)
+    assert playground.collect(num_repeats=2, dry_run=True) == []
+    assert capsys.readouterr().err == expected + "\n"
+    assert playground.played() == [] and not playground.output.parent.exists()
+    with pytest.raises(ConfigError, match="did you mean answering"):
+        playground.collect(agent_name="answerin", dry_run=True)
+
+
+def test_dry_run_from_python_needs_no_servers(playground: Playground, capsys: Capture) -> None:
+    head = {"host": "127.0.0.1", "port": free_port()}
+    with global_config_dict(frozen_dictconfig({"head_server": head})):
+        asyncio.run(RolloutCollectionHelper().run_from_config(playground.config(dry_run=True)))
+    assert "The agents were not checked" in capsys.readouterr().err
+
+
+def test_sample_is_the_first_row_without_secrets(playground: Playground) -> None:
+    text = told(playground, responses_create_params={"api_key": "sk-secret-1234567890"})
+    sample = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert sample["responses_create_params"]["input"] == "a"
+    assert "sk-secret" not in text
+
+
+def test_misspelt_parameter_is_told(playground: Playground) -> None:
+    assert "did you mean temperature?" in told(playground, responses_create_params={"temprature": 0.7})

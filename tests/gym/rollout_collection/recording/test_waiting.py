@@ -1,0 +1,77 @@
+"""What servers that run apart are asked."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from nemo_gym.rollout_collection.recording.waiting import ServedLimits, with_server_activities
+from tests.support.commands import free_port
+
+Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def answering(page: str) -> Handle:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(page)}\r\nconnection: close\r\n\r\n"
+        writer.write((head + page).encode())
+        await writer.drain()
+        writer.close()
+
+    return handle
+
+
+async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()  # until the caller has had enough
+    writer.close()
+
+
+@asynccontextmanager
+async def serving(handle: Handle) -> AsyncIterator[str]:
+    """A server; gives its address."""
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def test_limits_are_added_up_over_the_servers_that_answer_in_time() -> None:
+    async def run() -> tuple[dict[str, int], float]:
+        async with (
+            serving(answering('{"rollouts": [], "limits": {"host:1": 16, "host:2": 3}}')) as one,
+            serving(answering('{"rollouts": [], "limits": {"host:1": 8}}')) as other,
+            serving(answering("no JSON")) as strange,
+            serving(answering('{"detail": "Not Found"}')) as old,
+            serving(never) as silent,
+        ):
+            limits = ServedLimits([one, silent, strange, f"http://127.0.0.1:{free_port()}", old, other])
+            began = time.monotonic()
+            await limits.ask()
+            return limits.latest, time.monotonic() - began
+
+    latest, seconds = asyncio.run(run())
+    assert latest == {"host:1": 24, "host:2": 3}
+    assert seconds < 3
+
+
+def test_limits_of_a_server_that_is_gone_are_forgotten() -> None:
+    async def run() -> None:
+        async with serving(answering('{"limits": {"host:1": 16}}')) as url:
+            limits = ServedLimits([url])
+            assert limits.latest == {}
+            await limits.ask()
+            assert limits.latest == {"host:1": 16}
+        await limits.ask()
+        assert limits.latest == {}
+
+    asyncio.run(run())
+
+
+def test_what_a_server_says_of_a_rollout_stands_in_the_status() -> None:
+    async def run() -> list[str]:
+        page = '{"rollouts": [{"rollout": "0:0", "waits_for": "3 s in model call 2", "trouble": ""}]}'
+        status = {"oldest": [{"rollout": name, "waits_for": "the agent"} for name in ("0:0", "1:0")]}
+        async with serving(answering(page)) as one, serving(answering("[1, 2]")) as strange:
+            found = await asyncio.to_thread(with_server_activities, status, [strange, one])
+            return [rollout["waits_for"] for rollout in found["oldest"]]
+
+    assert asyncio.run(run()) == ["3 s in model call 2", "the agent"]

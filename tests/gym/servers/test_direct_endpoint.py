@@ -1,0 +1,240 @@
+"""A hosted server answers as FastAPI would, whichever way the request takes."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from nemo_gym.client import Call
+from nemo_gym.http import FAILURE_KIND_HEADER, FAILURE_SERVER_HEADER, FAILURE_STATUS_HEADER, ClientResponse
+from nemo_gym.servers.asgi import Collector, local_scope, receive_body
+from nemo_gym.servers.direct_endpoint import compile_endpoints
+from nemo_gym.servers.hosted import HostedServer
+from tests.gym.servers.routes import SHARED, build
+from tests.gym.servers.serving import new_app
+
+PLAIN = build()
+HOSTED = HostedServer("it", build())
+GOOD = b'{"name": "ann", "price": 2, "extra": [1]}'
+PATHS = sorted(route.path for route in PLAIN.routes if "POST" in (getattr(route, "methods", None) or ()))
+RAISING = {"/plain_bug", "/plain_wrong_answer", "/plain_nan_no_model", "/plain_handler_fails"}
+"""Routes whose exception FastAPI itself leaves to its server."""
+BODIES = [
+    b"",
+    b"null",
+    b"[]",
+    b"7",
+    b'"text"',
+    b"{not json",
+    b"{}",
+    b'{"name": 3}',
+    b'{"name": "ann", "price": "much"}',
+    b'{"name": "ann", "price": NaN}',
+    b'{"name": "ann", "note": "' + "größe 你好 🎈".encode() + b'"}',
+    b'{"name": "ann", "big": 123456789012345678901234567890, "nested": {"a": [null, 1.0, 1e5, -0.0]}}',
+    b'{"name": "\xff"}',
+    b'{"name": "half \\ud83d"}',
+    b'{"longName": "ann"}',
+    b'{"name": "ann", "name": "bob"}',
+    b"[" * 100_000,
+]
+
+
+def call_for(path: str, body: bytes, content_type: str = "application/json", query: str = "") -> Call:
+    headers = (("x-mine", "1"),)
+    if content_type != "application/json":
+        return Call(
+            "POST", path, body, False, {"mine": "c"}, query, (*headers, ("content-type", content_type))
+        )
+    return Call("POST", path, body, True, {"mine": "c"}, query, headers)
+
+
+Answer = tuple[int, list[tuple[str, str]], bytes]
+
+
+def seen(answer: ClientResponse) -> Answer:
+    """What a caller sees, apart from what only a hosted server adds."""
+    ours = {FAILURE_KIND_HEADER, FAILURE_SERVER_HEADER, FAILURE_STATUS_HEADER, "content-length"}
+    headers = [
+        (name.lower(), value)
+        for name, value in answer.headers.items()
+        if name.lower() not in ours and "ng_session" not in value
+    ]
+    return answer.status, sorted(headers), answer._body
+
+
+async def by_asgi(app: Any, call: Call, fastapi: FastAPI) -> ClientResponse:
+    collector = Collector()
+    await app(local_scope(call, fastapi), receive_body(call.body), collector.send)
+    return ClientResponse(collector.status, tuple(collector.headers), b"".join(collector.body))
+
+
+async def plain_fastapi(call: Call) -> Answer | str:
+    """FastAPI's own answer, or the exception that it leaves to its server."""
+    try:
+        return seen(await by_asgi(PLAIN, call, PLAIN))
+    except Exception as error:
+        return repr(error)
+
+
+async def three_ways(call: Call) -> list[Answer]:
+    """In this process; over HTTP; and, by a query that nobody asked for, through the application."""
+    return [
+        seen(await HOSTED.call(call)),
+        seen(await by_asgi(HOSTED, call, HOSTED.app)),
+        seen(await HOSTED.call(call._replace(query="unused=1"))),
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_route_answers_as_fastapi_does(path: str) -> None:
+    call = call_for(path.replace("{number}", "7"), GOOD)
+
+    async def run() -> tuple[Answer | str, list[Answer]]:
+        return await plain_fastapi(call), await three_ways(call)
+
+    expected, answers = asyncio.run(run())
+    if path in RAISING:
+        assert isinstance(expected, str)
+        expected = (500, [("content-type", "application/json")], json.dumps(expected).encode())
+        # An error of validation names the place in the code, which differs between applications.
+        if path == "/plain_wrong_answer":
+            expected = answers[-1]
+            assert expected[0] == 500
+    if path == "/plain_background_fails":
+        assert expected == "RuntimeError('in the background')"
+        expected = (200, [("content-type", "application/json")], b'{"answer":1}')
+    assert answers == [expected] * 3
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:25].decode("latin-1"))
+@pytest.mark.parametrize("path", ["/plain_item", "/plain_any", "/plain_loose", "/plain_optional", "/depends"])
+def test_every_body_is_taken_or_refused_as_by_fastapi(path: str, body: bytes) -> None:
+    async def run() -> tuple[Answer | str, list[Answer]]:
+        return await plain_fastapi(call_for(path, body)), await three_ways(call_for(path, body))
+
+    expected, answers = asyncio.run(run())
+    if isinstance(expected, str):
+        expected = answers[-1]
+        assert expected[0] == 500
+    assert answers == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json; charset=utf-8", "application/vnd.x+json", "text/plain", "application/octet-stream"],
+)
+def test_every_content_type_is_taken_or_refused_as_by_fastapi(content_type: str) -> None:
+    call = call_for("/plain_item", GOOD, content_type)
+
+    async def run() -> tuple[Answer | str, list[Answer]]:
+        return await plain_fastapi(call), await three_ways(call)
+
+    expected, answers = asyncio.run(run())
+    assert answers == [expected] * 3
+
+
+@pytest.mark.parametrize("name", ["Upper", "trap", "fine"])
+def test_failure_of_a_validator_is_an_answer(name: str) -> None:
+    call = call_for("/plain_picky", json.dumps({"name": name}).encode())
+    answers = asyncio.run(three_ways(call))
+    assert answers == [answers[0]] * 3
+    assert answers[0][0] == {"Upper": 422, "trap": 500, "fine": 200}[name]
+
+
+def test_exactly_the_plain_routes_need_no_application() -> None:
+    direct = {path for _, path in compile_endpoints(build())}
+    assert direct == {path for path in [*PATHS, "/plain_get"] if path.startswith("/plain_")}
+
+
+def test_validation_error_says_where_and_what() -> None:
+    answer = asyncio.run(HOSTED.call(call_for("/plain_item", b'{"price": 1}')))
+    assert (answer.status, json.loads(answer._body)) == (
+        422,
+        {
+            "detail": [
+                {"type": "missing", "loc": ["body", "name"], "msg": "Field required", "input": {"price": 1}}
+            ]
+        },
+    )
+
+
+def test_sync_endpoint_runs_off_the_event_loop() -> None:
+    answer = asyncio.run(HOSTED.call(call_for("/plain_sync", GOOD)))
+    assert json.loads(answer._body) == {"off_the_loop": True, "name": "ann"}
+
+
+@pytest.mark.parametrize(("path", "done"), [("/plain_background", "response"), ("/background", "parameter")])
+def test_background_task_runs(path: str, done: str) -> None:
+    log: list[str] = []
+    server = HostedServer("it", build(log))
+
+    async def run() -> ClientResponse:
+        async with server.lifespan():
+            return await server.call(call_for(path, GOOD))
+
+    assert (asyncio.run(run()).status, log) == (200, [done])
+
+
+def test_response_object_that_several_requests_give_back_carries_no_other_callers_cookie() -> None:
+    async def run() -> list[ClientResponse]:
+        call = call_for("/plain_shared_response", GOOD)
+        return [await HOSTED.call(call) for _ in range(3)]
+
+    answers = asyncio.run(run())
+    for answer in answers:
+        assert len(answer.headers.getall("set-cookie")) == 1
+    assert len({answer.cookies["ng_session_it"].value for answer in answers}) == 3
+    assert "set-cookie" not in SHARED.headers
+
+
+def test_handler_for_every_exception_is_used() -> None:
+    app = new_app()
+
+    async def fail(body: dict[str, Any]) -> None:
+        raise RuntimeError("no")
+
+    @app.exception_handler(Exception)
+    async def handle(request: Request, error: Exception) -> Response:
+        return JSONResponse({"handled": str(error)}, status_code=599)
+
+    app.post("/fail")(fail)
+
+    async def run() -> list[Answer]:
+        server = HostedServer("it", app)
+        call = call_for("/fail", b"{}")
+        return [seen(await server.call(call)), seen(await server.call(call._replace(query="x=1")))]
+
+    direct, through = asyncio.run(run())
+    assert direct == through == (599, [("content-type", "application/json")], b'{"handled":"no"}')
+
+
+def test_route_with_a_path_parameter_that_comes_first_wins() -> None:
+    app = new_app()
+
+    async def any_name(name: str) -> str:
+        return f"any {name}"
+
+    async def exact() -> str:
+        return "exact"
+
+    app.post("/{name}")(any_name)
+    app.post("/exact")(exact)
+    assert asyncio.run(HostedServer("it", app).call(call_for("/exact", b"")))._body == b'"any exact"'
+
+
+def test_the_first_of_two_routes_with_one_path_wins() -> None:
+    app = new_app()
+
+    async def first() -> str:
+        return "first"
+
+    async def second() -> str:
+        return "second"
+
+    app.post("/same")(first)
+    app.post("/same")(second)
+    assert asyncio.run(HostedServer("it", app).call(call_for("/same", b"")))._body == b'"first"'

@@ -1,0 +1,258 @@
+"""Environments of every kind are stepped alike."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_rl.environments.environment_steps import EnvironmentDispatch
+from nemo_rl.environments.interfaces import EnvironmentReturn
+from nemo_rl.experience.failures import RolloutTimeout
+
+pytestmark = pytest.mark.torch
+
+
+def answers(logs: list[Any], metadata: list[Any], name: str = "plain") -> EnvironmentReturn[Any]:
+    return EnvironmentReturn(
+        observations=[{"role": "environment", "content": f"{name} {log[-1]['content']}"} for log in logs],
+        metadata=[{**state, "stepped": True} for state in metadata],
+        next_stop_strings=None,
+        rewards=torch.tensor([float(len(log)) for log in logs]),
+        terminateds=torch.tensor([True] * len(logs)),
+        answers=None,
+    )
+
+
+class Plain:
+    def __init__(self, name: str = "plain") -> None:
+        self.name = name
+        self.batches: list[int] = []
+        self.threads: set[int] = set()
+        self.running = 0
+        self.most_running = 0
+
+    def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.batches.append(len(logs))
+        self.threads.add(threading.get_ident())
+        time.sleep(0.005)
+        self.running -= 1
+        return answers(logs, metadata, self.name)
+
+
+class Coroutine:
+    async def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+        await asyncio.sleep(0)
+        return answers(logs, metadata, "coroutine")
+
+
+class Remote:
+    """As a handle of an actor looks: a method with `remote`, whose result can be awaited."""
+
+    class step:
+        @staticmethod
+        def remote(logs: list[Any], metadata: list[Any]) -> "asyncio.Future[EnvironmentReturn[Any]]":
+            future: asyncio.Future[EnvironmentReturn[Any]] = asyncio.get_running_loop().create_future()
+            future.set_result(answers(logs, metadata, "remote"))
+            return future
+
+
+def log(*texts: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text, "token_ids": torch.tensor([1])} for text in texts]
+
+
+def step(
+    environments: dict[str, Any], tasks: list[str], logs: list[Any], **more: Any
+) -> EnvironmentReturn[Any]:
+    dispatch = EnvironmentDispatch(environments, **more)
+    return asyncio.run(dispatch.step(tasks, logs, [{"row": row} for row in range(len(tasks))]))
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"), [(Plain(), "plain"), (Coroutine(), "coroutine"), (Remote(), "remote")]
+)
+def test_plain_objects_coroutines_and_actors_give_the_same(environment: Any, name: str) -> None:
+    result = step({"a": environment}, ["a"], [log("x", "y")])
+    assert result.observations == [{"role": "environment", "content": f"{name} y"}]
+    assert result.next_stop_strings == [None] and result.answers == [None]
+    assert result.rewards.tolist() == [2.0] and result.metadata == [{"row": 0, "stepped": True}]
+
+
+def test_an_environment_that_takes_the_place_of_another_is_the_one_that_is_stepped() -> None:
+    class Unbound:
+        """Its step does not keep it alive, so that the next one may get its address."""
+
+        def __init__(self, name: str) -> None:
+            self.step = lambda logs, metadata: answers(logs, metadata, name)
+
+    task_to_env: dict[str, Any] = {}
+    dispatch = EnvironmentDispatch(task_to_env)
+    for name in map(str, range(20)):
+        task_to_env.pop("toy", None)
+        task_to_env["toy"] = Unbound(name)
+        log = [{"role": "user", "content": "hello", "token_ids": torch.tensor([1])}]
+        step = asyncio.run(dispatch.step(["toy"], [log], [{}]))
+        assert step.observations[0]["content"] == f"{name} hello"
+
+
+def test_an_environment_sees_role_and_content_alone() -> None:
+    seen: list[Any] = []
+
+    class Looking(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            seen.extend(logs)
+            return super().step(logs, metadata)
+
+    step({"a": Looking()}, ["a"], [log("x")])
+    assert seen == [[{"role": "user", "content": "x"}]]
+
+
+def test_rows_of_several_tasks_go_to_their_environments_together_and_come_back_in_order() -> None:
+    one, other = Plain("one"), Plain("other")
+    logs = [log("0"), log("1", "1"), log("2"), log("3", "3", "3")]
+    result = step({"a": one, "b": other, "c": Coroutine()}, ["b", "a", "c", "b"], logs)
+    assert [shown["content"] for shown in result.observations] == [
+        "other 0",
+        "one 1",
+        "coroutine 2",
+        "other 3",
+    ]
+    assert result.rewards.tolist() == [1.0, 2.0, 1.0, 3.0]
+    assert [state["row"] for state in result.metadata] == [0, 1, 2, 3]
+    assert (one.batches, other.batches) == ([1], [2])
+
+
+def test_rewards_by_name_and_plain_rewards_do_not_mix() -> None:
+    class Named(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            given = super().step(logs, metadata)
+            return given._replace(rewards={"style": given.rewards})
+
+    with pytest.raises(AssertionError, match="one kind"):
+        step({"a": Plain(), "b": Named()}, ["a", "b"], [log("x"), log("y")])
+    both = step({"a": Named(), "b": Named()}, ["b", "a", "b"], [log("x"), log("y", "y"), log("z")])
+    assert both.rewards["style"].tolist() == [1.0, 2.0, 1.0]  # type: ignore[index]
+
+
+def test_a_task_without_an_environment_is_refused_before_anything_is_stepped() -> None:
+    environment = Plain()
+    with pytest.raises(ValueError, match="no environment for task 'b'; there are 'a'"):
+        step({"a": environment}, ["a", "b"], [log("x"), log("y")])
+    assert environment.batches == []
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_plain_object_is_called_by_as_many_at_once_as_allowed(concurrency: int) -> None:
+    async def play(environment: Plain) -> None:
+        dispatch = EnvironmentDispatch({"a": environment, "b": environment}, concurrency)
+        await asyncio.gather(*(dispatch.step(["ab"[n % 2]], [log("x")], [{}]) for n in range(12)))
+
+    environment = Plain()
+    asyncio.run(play(environment))
+    assert len(environment.threads) == concurrency
+    assert environment.most_running == 1 if concurrency == 1 else environment.most_running <= concurrency
+    assert threading.get_ident() not in environment.threads
+
+
+def test_a_plain_object_is_called_once_at_a_time_whoever_steps_it() -> None:
+    async def play(environment: Plain) -> None:
+        dispatches = [EnvironmentDispatch({"a": environment}) for _ in range(2)]
+        await asyncio.gather(*(dispatches[n % 2].step(["a"], [log("x")], [{}]) for n in range(12)))
+
+    environment = Plain()
+    asyncio.run(play(environment))
+    assert environment.most_running == 1
+
+
+def test_tasks_of_one_batch_are_stepped_at_the_same_time() -> None:
+    async def play() -> EnvironmentReturn[Any]:
+        here = asyncio.Barrier(2)
+
+        class Meeting(Coroutine):
+            async def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+                await here.wait()
+                return await super().step(logs, metadata)
+
+        dispatch = EnvironmentDispatch({"a": Meeting(), "b": Meeting()})
+        async with asyncio.timeout(20):
+            return await dispatch.step(["a", "b"], [log("x"), log("y")], [{}, {}])
+
+    assert len(asyncio.run(play()).observations) == 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Coroutine])
+def test_a_step_that_takes_too_long_is_a_timeout(kind: Any) -> None:
+    class Slow(kind):  # type: ignore[misc]
+        def step(self, logs: list[Any], metadata: list[Any]) -> Any:
+            return time.sleep(0.2) if kind is Plain else asyncio.sleep(60)
+
+    with pytest.raises(RolloutTimeout, match=r"a step of the environment took longer than 0\.02 s"):
+        step({"a": Slow()}, ["a"], [log("x")], step_limit_s=0.02)
+
+
+def test_an_environment_need_not_say_what_it_has_nothing_to_say_of() -> None:
+    class Terse(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            return super().step(logs, metadata)._replace(metadata=None)  # type: ignore[arg-type]
+
+    assert step({"a": Terse()}, ["a"], [log("x")]).metadata == [None]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("observations", [], r"gave observations \[\]; it is to give one of each of 1"),
+        ("metadata", [], "gave metadata"),
+        ("terminateds", None, "gave terminateds None"),
+        ("terminateds", torch.tensor(True), "gave terminateds"),
+        ("rewards", torch.ones(2), r"rewards of shape \[2\]; it is to be \[1\]"),
+        ("rewards", torch.ones(1, 1), r"rewards of shape \[1, 1\]"),
+        ("observations", [{"content": "x"}], "a dict of role and content"),
+        ("observations", [{"role": "tool", "content": None}], "a dict of role and content"),
+        ("observations", ["x"], "a dict of role and content"),
+        ("next_stop_strings", "x", "gave next_stop_strings 'x'"),
+    ],
+)
+def test_a_step_whose_return_does_not_fit_says_what_would(field: str, value: Any, told: str) -> None:
+    class Odd(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+            return super().step(logs, metadata)._replace(**{field: value})
+
+    with pytest.raises(TypeError, match=f"the environment of task 'a' .*{told}"):
+        step({"a": Odd()}, ["a"], [log("x")])
+
+
+def test_a_step_that_gives_something_else_is_told_what_to_give() -> None:
+    class Nothing(Plain):
+        def step(self, logs: list[Any], metadata: list[Any]) -> Any:
+            return None
+
+    with pytest.raises(
+        TypeError, match=r"task 'a' gave NoneType from step; .*EnvironmentReturn\(observations"
+    ):
+        step({"a": Nothing()}, ["a"], [log("x")])
+
+
+def test_an_environment_that_hangs_keeps_no_process_alive() -> None:
+    code = """
+import asyncio, threading
+from nemo_rl.environments.environment_steps import EnvironmentDispatch
+class Hanging:
+    def step(self, logs, metadata):
+        threading.Event().wait()
+async def play():
+    async with asyncio.timeout(0.1):
+        await EnvironmentDispatch({"a": Hanging()}).step(["a"], [[]], [None])
+try:
+    asyncio.run(play())
+except TimeoutError:
+    print("left")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "left\n", done.stderr
