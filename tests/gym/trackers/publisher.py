@@ -7,7 +7,6 @@ nothing of its own goes to stdout or stderr.
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ _HEADER = 7
 
 def published(publication: dict[str, Any]) -> dict[str, Any]:
     active = _active_wandb_run() if publication.get("active_run") else None
-    before, started = _mlflow_variables(), time.monotonic()
+    before = _mlflow_variables()
     lines = publish(
         TrackerConfig(**publication["config"]),
         _tracked(publication),
         TimeLimit(base_s=publication.get("limit_s", 120.0)),
     )
-    result: dict[str, Any] = {"lines": lines, "seconds": time.monotonic() - started}
+    result: dict[str, Any] = {"lines": lines}
     result["variables_are_back"] = _mlflow_variables() == before
     if active is not None:
         import wandb
