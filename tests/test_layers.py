@@ -150,7 +150,7 @@ RL_ORDER = [
     "experience.group",
     "experience.buffer",
     "environments.step_threads",
-    "environments.dispatch",
+    "environments.environment_steps",
     "environments.token_capture",
     "environments.gym_results",
     "environments.nemo_gym",
