@@ -1,6 +1,6 @@
-"""The published face of the converters between Responses and Chat Completions, both ways.
+"""The published interface of the converters between Responses and Chat Completions.
 
-The converters work on plain data; the methods under older names take and give models.
+The converters work on plain data; the methods under their older names take and return pydantic models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from nemo_gym import formats
-from nemo_gym.formats import AnswerFormatError, FormatError, RequestFormatError
+from nemo_gym.formats import FormatError, RequestFormatError, ResponseFormatError
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletionCreateParamsNonStreaming,
     NeMoGymChoice,
@@ -20,9 +20,9 @@ from nemo_gym.openai_utils import (
 )
 
 __all__ = [
-    "AnswerFormatError",
     "FormatError",
     "RequestFormatError",
+    "ResponseFormatError",
     "ResponsesConverter",
     "VLLMConverter",
     "split_responses_input_output_items",
@@ -32,39 +32,39 @@ __all__ = [
 class ResponsesConverter:
     """Converts for one endpoint.
 
-    A request that cannot be converted is a RequestFormatError, an answer that cannot be read an
-    AnswerFormatError.
+    A request that cannot be converted raises RequestFormatError; an endpoint's response that cannot be read
+    raises ResponseFormatError.
     """
 
     def __init__(
         self, *, uses_reasoning_parser: bool = True, return_token_id_information: bool = False
     ) -> None:
-        """`uses_reasoning_parser`: the endpoint separates reasoning into a field of its own; else reasoning
-        stands in the text, between <think> and </think>. `return_token_id_information`: the history in
-        requests carries token fields; answers always do if they have them.
+        """`uses_reasoning_parser`: the endpoint returns reasoning in a separate field; otherwise it is in the
+        text, between <think> and </think>. `return_token_id_information`: requests include the token fields
+        of the history. Responses always keep theirs.
         """
         self.uses_reasoning_parser = uses_reasoning_parser
         self.return_token_id_information = return_token_id_information
         style: formats.ReasoningStyle = (
             formats.ReasoningField() if uses_reasoning_parser else formats.ReasoningTags()
         )
-        self._dialect = formats.Dialect(style, return_token_id_information)
+        self._chat_style = formats.ChatStyle(style, return_token_id_information)
 
     def chat_request(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """A Responses request as a Chat Completions request."""
-        return formats.chat_request(params, self._dialect)
+        return formats.chat_request(params, self._chat_style)
 
     def responses_request(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """A Chat Completions request as a Responses request."""
-        return formats.responses_request(chat, self._dialect)
+        return formats.responses_request(chat, self._chat_style)
 
     def response(self, completion: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-        """A Chat Completions answer as a Response to the Responses request `params`."""
-        return formats.response(completion, params, self._dialect.reasoning)
+        """A chat completion as the model response to the Responses request `params`."""
+        return formats.response(completion, params, self._chat_style.reasoning)
 
     def chat_completion(self, response: Mapping[str, Any]) -> dict[str, Any]:
-        """A Response of one model call as a Chat Completions answer."""
-        return formats.chat_completion(response, self._dialect.reasoning)
+        """A model response of one model call as a chat completion."""
+        return formats.chat_completion(response, self._chat_style.reasoning)
 
     def responses_to_chat_completion_create_params(
         self, responses_create_params: NeMoGymResponseCreateParamsNonStreaming | Mapping[str, Any]
@@ -76,18 +76,17 @@ class ResponsesConverter:
     def chat_completions_messages_to_responses_items(
         self, messages: Sequence[BaseModel | Mapping[str, Any]]
     ) -> list[NeMoGymResponseInputItem]:
-        """Chat messages as items, with the token fields that they carry."""
+        """Chat messages as items, with their token fields."""
         items = formats.items_from_messages(
-            [_plain(message) for message in messages], self._dialect.reasoning, with_tokens=True
+            [_plain(message) for message in messages], self._chat_style.reasoning, with_tokens=True
         )
         return _input_items().validate_python(items)
 
     def postprocess_chat_response(
         self, choice: NeMoGymChoice | Mapping[str, Any]
     ) -> list[NeMoGymResponseOutputItem]:
-        """What one choice of a Chat Completions answer says, as output items, without log-probabilities of
-        the text."""
-        items = formats.answer_items(_plain(choice), self._dialect.reasoning, with_log_probs=False)
+        """One choice of a chat completion as output items, without the log-probabilities of the text."""
+        items = formats.output_items(_plain(choice), self._chat_style.reasoning, with_log_probs=False)
         return _output_items().validate_python(items)
 
 
@@ -104,18 +103,20 @@ class VLLMConverter(ResponsesConverter):
 
 
 def split_responses_input_output_items(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The items of a whole conversation, models or plain data: those given, and all from the first one that
-    the model generated on (`nemo_gym.formats.first_generated` says how that is told)."""
+    """Split a conversation, of models or plain data, before the first item that the model generated.
+
+    `nemo_gym.formats.first_generated` says which item that is.
+    """
     first = formats.first_generated(items)
     return list(items[:first]), list(items[first:])
 
 
 def _plain(value: BaseModel | Mapping[str, Any]) -> dict[str, Any]:
-    # With what was not set: it tells the type of an item, and a null is left out by the converters.
+    # Including unset fields: they may hold the type of an item, and the converters leave out nulls.
     return value.model_dump() if isinstance(value, BaseModel) else dict(value)
 
 
-# Built at first use, not at import: many a run converts nothing.
+# Built at first use, not at import: most runs do not need them.
 @cache
 def _input_items() -> TypeAdapter[list[NeMoGymResponseInputItem]]:
     return TypeAdapter(list[NeMoGymResponseInputItem])

@@ -1,31 +1,31 @@
-"""Wire formats, to and from Responses: pure functions on plain data.
+"""Conversion between the Responses API and Chat Completions: pure functions on plain data.
 
-Invariant: what a function is given stays as it is. Its result shares objects with that: neither token ids nor
-tools nor texts are copied.
+Invariant: a function never changes its arguments. Its result shares objects with them: token ids, tools and
+texts are not copied.
 """
 
 from .chat_requests import chat_request, responses_request
-from .completion_to_response import answer_items, response
+from .chat_style import ChatStyle
+from .completion_to_response import output_items, response
 from .conversation import first_generated
-from .conversion_error import AnswerFormatError, FormatError, RequestFormatError
-from .dialect import Dialect
+from .conversion_error import FormatError, RequestFormatError, ResponseFormatError
 from .messages_to_items import items_from_messages
 from .reasoning import ReasoningField, ReasoningStyle, ReasoningTags
 from .response_to_completion import chat_completion
 
 __all__ = [
-    "AnswerFormatError",
-    "Dialect",
+    "ChatStyle",
     "FormatError",
     "ReasoningField",
     "ReasoningStyle",
     "ReasoningTags",
     "RequestFormatError",
-    "answer_items",
+    "ResponseFormatError",
     "chat_completion",
     "chat_request",
     "first_generated",
     "items_from_messages",
+    "output_items",
     "response",
     "responses_request",
 ]

@@ -1,22 +1,22 @@
-"""Requests, both ways. A null is a field that was not set in both APIs, and is left out.
+"""Converts requests in both directions. In both APIs a null means "not set"; nulls are left out.
 
-Law: there and back gives the same request again, from either side, where
-- nothing is null, `tools` is not empty and offers functions, with `tool_choice` only beside it;
-- no two assistant messages follow each other, and the calls of one have ids;
-- a Responses `input` is a list of items with a `type` and without ids and status, in each model call
-  reasoning (a summary in one part), then a message, then calls; assistant messages have `output_text` parts
-  with an empty list of annotations, then at most one refusal; `instructions` is not used, `include` and
-  `top_logprobs` stand together, and there is none of the fields that Chat Completions has no meaning for;
-- a chat request says `max_completion_tokens`, not `max_tokens`, has no `n`, `logprobs` only true, and its
-  assistant messages have `reasoning_content`, content that is no list of one text, none (null) beside calls
-  alone, and an empty text where there is no more than reasoning.
+Invariant: a request that is converted and converted back is unchanged, from either side, if
+- no field is null, `tools` is not empty and has functions only, and `tool_choice` comes only with `tools`;
+- no two assistant messages follow each other, and all calls have ids;
+- a Responses `input` is a list of items with a `type` and without ids and status. The items of a model call
+  are in this order: reasoning (a summary in one part), a message, calls. Assistant messages have
+  `output_text` parts with empty `annotations`, then at most one refusal. `instructions` is not used,
+  `top_logprobs` comes only with `include`, and no field is set that Chat Completions does not have;
+- a chat request has `max_completion_tokens` instead of `max_tokens`, no `n`, and `logprobs` only if true.
+  Reasoning is in the form of the chat style. The content of assistant messages is not a list of one text; it
+  is null if there are only calls, and an empty string if there is only reasoning.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from nemo_gym.formats.chat_style import ChatStyle
 from nemo_gym.formats.conversion_error import FormatError, RequestFormatError
-from nemo_gym.formats.dialect import Dialect
 from nemo_gym.formats.items_to_messages import messages_from_input
 from nemo_gym.formats.messages_to_items import items_from_messages
 from nemo_gym.formats.tool_conversion import (
@@ -29,12 +29,12 @@ from nemo_gym.formats.tool_conversion import (
 Request = dict[str, Any]
 
 LOG_PROBS = "message.output_text.logprobs"
-"""What `include` names to have log-probabilities on the text."""
+"""The entry of `include` that asks for log-probabilities of the text."""
 
 _STATEFUL = frozenset(("previous_response_id", "conversation", "prompt"))
-"""What the endpoint would have to remember, and a Chat Completions endpoint does not."""
-_WITHOUT_MEANING = ("background", "context_management", "max_tool_calls", "truncation")
-"""Neither the messages nor the sampling depend on them."""
+"""Fields that refer to state on the endpoint; a Chat Completions endpoint keeps none."""
+_IGNORED = ("background", "context_management", "max_tool_calls", "truncation")
+"""Fields that change neither the messages nor the sampling."""
 _CONVERTED = (
     "input",
     "instructions",
@@ -47,7 +47,7 @@ _CONVERTED = (
     "include",
     "top_logprobs",
 )
-_NOT_IN_CHAT = frozenset((*_STATEFUL, *_WITHOUT_MEANING, *_CONVERTED))
+_NOT_IN_CHAT = frozenset((*_STATEFUL, *_IGNORED, *_CONVERTED))
 _NOT_IN_RESPONSES = frozenset(
     (
         "messages",
@@ -64,31 +64,31 @@ _NOT_IN_RESPONSES = frozenset(
 )
 
 
-def chat_request(params: Mapping[str, Any], dialect: Dialect) -> Request:
+def chat_request(params: Mapping[str, Any], chat_style: ChatStyle) -> Request:
     """A Responses request as a Chat Completions request."""
     try:
-        return _chat_request(params, dialect)
+        return _chat_request(params, chat_style)
     except FormatError as error:
         raise RequestFormatError(error.problem, error.where) from None
 
 
-def responses_request(chat: Mapping[str, Any], dialect: Dialect) -> Request:
+def responses_request(chat: Mapping[str, Any], chat_style: ChatStyle) -> Request:
     """A Chat Completions request as a Responses request."""
     try:
-        return _responses_request(chat, dialect)
+        return _responses_request(chat, chat_style)
     except FormatError as error:
         raise RequestFormatError(error.problem, error.where) from None
 
 
-def _chat_request(params: Mapping[str, Any], dialect: Dialect) -> Request:
+def _chat_request(params: Mapping[str, Any], chat_style: ChatStyle) -> Request:
     get = params.get
     if not _STATEFUL.isdisjoint(params):
-        _refuse_state(params)
+        _reject_state(params)
     chat = {key: value for key, value in params.items() if key not in _NOT_IN_CHAT and value is not None}
-    chat["messages"] = _leading(get("instructions")) + messages_from_input(get("input"), dialect)
+    chat["messages"] = _system_message(get("instructions")) + messages_from_input(get("input"), chat_style)
     _add_chat_tools(params, chat)
-    if (most := get("max_output_tokens")) is not None:
-        chat["max_completion_tokens"] = most
+    if (limit := get("max_output_tokens")) is not None:
+        chat["max_completion_tokens"] = limit
     if (text := get("text")) is not None:
         _add_text_options(_object(text, "text"), chat)
     if (reasoning := get("reasoning")) is not None:
@@ -109,23 +109,23 @@ def wants_log_probs(params: Mapping[str, Any]) -> bool:
     return bool(is_included or params.get("top_logprobs") or params.get("logprobs") is True)
 
 
-def _refuse_state(params: Mapping[str, Any]) -> None:
+def _reject_state(params: Mapping[str, Any]) -> None:
     for field in sorted(_STATEFUL):
         if params.get(field) is not None:
-            problem = "a Chat Completions endpoint remembers nothing; send the whole conversation as input"
+            problem = "a Chat Completions endpoint keeps no state; send the whole conversation as input"
             raise FormatError(problem, field)
 
 
-def _leading(instructions: Any) -> list[Request]:
+def _system_message(instructions: Any) -> list[Request]:
     if instructions is None:
         return []
     if not isinstance(instructions, str):
-        raise FormatError(f"must be a text, not {type(instructions).__name__}", "instructions")
+        raise FormatError(f"must be a string, not {type(instructions).__name__}", "instructions")
     return [{"role": "system", "content": instructions}]
 
 
 def _add_chat_tools(params: Mapping[str, Any], chat: Request) -> None:
-    """Endpoints refuse an empty list of tools, and a choice among none."""
+    """Endpoints reject an empty list of tools, and a `tool_choice` without tools."""
     tools, choice = params.get("tools"), params.get("tool_choice")
     if tools:
         chat["tools"] = chat_tools(tools)
@@ -144,7 +144,7 @@ def _add_text_options(text: Request, chat: Request) -> None:
         elif key == "format":
             chat["response_format"] = _response_format(_object(value, "text.format"))
         else:
-            raise FormatError("has no place in a Chat Completions request; leave it out", f"text.{key}")
+            raise FormatError("a Chat Completions request has no such field; leave it out", f"text.{key}")
 
 
 def _response_format(form: Request) -> Request:
@@ -154,22 +154,22 @@ def _response_format(form: Request) -> Request:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _responses_request(chat: Mapping[str, Any], dialect: Dialect) -> Request:
+def _responses_request(chat: Mapping[str, Any], chat_style: ChatStyle) -> Request:
     get = chat.get
     if (get("n") or 1) != 1:
-        raise FormatError("a Responses request has one answer; send the request n times", "n")
+        raise FormatError("the Responses API generates one output; send the request n times", "n")
     params = {key: value for key, value in chat.items() if key not in _NOT_IN_RESPONSES and value is not None}
     params["input"] = items_from_messages(
-        get("messages"), dialect.reasoning, with_tokens=dialect.sends_tokens
+        get("messages"), chat_style.reasoning, with_tokens=chat_style.sends_tokens
     )
     if (tools := get("tools")) is not None:
         params["tools"] = responses_tools(tools)
     if (choice := get("tool_choice")) is not None:
         params["tool_choice"] = responses_tool_choice(choice)
-    most = get("max_completion_tokens")
-    most = get("max_tokens") if most is None else most
-    if most is not None:
-        params["max_output_tokens"] = most
+    limit = get("max_completion_tokens")
+    limit = get("max_tokens") if limit is None else limit
+    if limit is not None:
+        params["max_output_tokens"] = limit
     if text := _text_options(get("response_format"), get("verbosity")):
         params["text"] = text
     if (effort := get("reasoning_effort")) is not None:

@@ -1,14 +1,14 @@
-"""A Chat Completions answer as a Response of one model call. Only its first choice counts.
+"""Converts a chat completion into a model response of one model call. Only its first choice is used.
 
-What the endpoint says beside its answer (fields that are not known here) is kept; what OpenAI repeats from
-the request is repeated from `params`.
+Fields that are not known here are kept. Fields that OpenAI repeats from the request are repeated from
+`params`.
 
-Law: there and back gives the same answer again, from either side, where
-- items are as in the law of `chat_requests`, with a status and, in a Response, but for their ids;
-- a completion has one choice, its finish reason `tool_calls` if and only if it has calls and was not cut, its
-  content null where there is no text beside reasoning, a refusal or calls, `logprobs` null unless `params`
-  asked for them, and usage with `cached_tokens` and `reasoning_tokens`;
-- a Response repeats what `params` sets, and its reasoning was not cut.
+Invariant: what is converted and converted back is unchanged, from either side, if
+- the items are as `chat_requests` requires, but with a status; the ids of items are not compared;
+- a completion has one choice; its finish reason is `tool_calls` if and only if it has calls and was not
+  truncated; its content is null if there is no text but reasoning, a refusal or calls; `logprobs` is null
+  unless `params` asks for them; its usage has `cached_tokens` and `reasoning_tokens`;
+- a model response repeats what `params` sets, and its reasoning was not truncated.
 """
 
 import time
@@ -17,17 +17,17 @@ from os import urandom
 from typing import Any
 
 from nemo_gym.formats.chat_requests import wants_log_probs
-from nemo_gym.formats.conversion_error import AnswerFormatError, FormatError
+from nemo_gym.formats.conversion_error import FormatError, ResponseFormatError
 from nemo_gym.formats.messages_to_items import generated_items
 from nemo_gym.formats.reasoning import ReasoningStyle
 from nemo_gym.formats.tokens import copy_tokens
 from nemo_gym.formats.usage_conversion import responses_usage
 
-Answer = dict[str, Any]
+Response = dict[str, Any]
 Item = dict[str, Any]
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""What a Response says for a finish reason; an answer that finished in any other way is complete."""
+"""The finish reasons of an incomplete response; with any other finish reason it is complete."""
 ECHOED = frozenset(
     (
         "instructions",
@@ -42,19 +42,19 @@ ECHOED = frozenset(
         "top_p",
     )
 )
-"""What a Response repeats from its request."""
+"""Fields that a model response repeats from its request."""
 
 _PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 _CONVERTED = frozenset(("id", "object", "created", "model", "choices", "usage"))
 
 
-def response(completion: Mapping[str, Any], params: Mapping[str, Any], style: ReasoningStyle) -> Answer:
-    """A chat completion as the Response to the Responses request `params`."""
+def response(completion: Mapping[str, Any], params: Mapping[str, Any], style: ReasoningStyle) -> Response:
+    """A chat completion as the model response to the Responses request `params`."""
     choice = _first_choice(completion)
-    items = answer_items(choice, style, with_log_probs=wants_log_probs(params))
+    items = output_items(choice, style, with_log_probs=wants_log_probs(params))
     reason = _incomplete_reason(choice)
     created, model = completion.get("created"), completion.get("model")
-    answer: Answer = {
+    result: Response = {
         "id": completion.get("id") or new_id("resp_"),
         "object": "response",
         "created_at": int(time.time()) if created is None else created,
@@ -70,31 +70,31 @@ def response(completion: Mapping[str, Any], params: Mapping[str, Any], style: Re
     }
     for field, value in params.items():
         if field in ECHOED and value is not None:
-            answer[field] = value
+            result[field] = value
     for key, value in completion.items():
-        if key not in _CONVERTED and key not in answer and value is not None:
-            answer[key] = value
-    return answer
+        if key not in _CONVERTED and key not in result and value is not None:
+            result[key] = value
+    return result
 
 
-def answer_items(choice: dict[str, Any], style: ReasoningStyle, *, with_log_probs: bool) -> list[Item]:
-    """What one choice says, as output items with ids; the last one carries the token fields."""
+def output_items(choice: dict[str, Any], style: ReasoningStyle, *, with_log_probs: bool) -> list[Item]:
+    """One choice as output items with ids; the last one has the token fields."""
     message = choice.get("message")
     if not isinstance(message, dict):
-        raise AnswerFormatError(f"must be an object, not {type(message).__name__}", "choices[0].message")
+        raise ResponseFormatError(f"must be an object, not {type(message).__name__}", "choices[0].message")
     try:
         items = generated_items(message, style)
     except FormatError as error:
         where = f"choices[0].message.{error.where}" if error.where else "choices[0].message"
-        raise AnswerFormatError(error.problem, where) from None
-    own = urandom(16).hex()
-    for index, item in enumerate(items):  # what items of an answer have and those of a request do not need
+        raise ResponseFormatError(error.problem, where) from None
+    unique = urandom(16).hex()
+    for index, item in enumerate(items):  # output items have an id and a status; input items need neither
         kind = item["type"]
-        item["id"] = f"{_PREFIXES[kind]}{own}{index}"
+        item["id"] = f"{_PREFIXES[kind]}{unique}{index}"
         if kind != "reasoning":
             item["status"] = "completed"
             if kind == "function_call" and "call_id" not in item:
-                item["call_id"] = f"call_{own}{index}"
+                item["call_id"] = f"call_{unique}{index}"
     if _incomplete_reason(choice) and items[-1]["type"] != "reasoning":
         items[-1]["status"] = "incomplete"
     if with_log_probs or message.get("annotations"):
@@ -109,22 +109,22 @@ def _incomplete_reason(choice: dict[str, Any]) -> str | None:
 
 
 def new_id(prefix: str) -> str:
-    """An id of its own in every process, forked ones too."""
+    """A unique id, also in forked processes."""
     return prefix + urandom(16).hex()
 
 
 def _first_choice(completion: Mapping[str, Any]) -> dict[str, Any]:
     choices = completion.get("choices")
     if not isinstance(choices, list) or not choices:
-        said = completion.get("error") or sorted(map(str, completion))
-        raise AnswerFormatError(f"the endpoint's answer has no choices, only: {said}", "choices")
+        found = completion.get("error") or sorted(map(str, completion))
+        raise ResponseFormatError(f"the endpoint's chat completion has no choices, only: {found}", "choices")
     if not isinstance(choices[0], dict):
-        raise AnswerFormatError(f"must be an object, not {type(choices[0]).__name__}", "choices[0]")
+        raise ResponseFormatError(f"must be an object, not {type(choices[0]).__name__}", "choices[0]")
     return choices[0]
 
 
 def _annotate(items: list[Item], choice: dict[str, Any], with_log_probs: bool) -> None:
-    """Put log-probabilities and citations on the text that they are about."""
+    """Put log-probabilities and citations on the text that they belong to."""
     text: dict[str, Any] = next((item["content"][0] for item in items if item["type"] == "message"), {})
     if text.get("type") != "output_text":
         return

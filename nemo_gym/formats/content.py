@@ -1,4 +1,4 @@
-"""Content of messages, part by part, both ways. A part of a type that is not known here stays as it is."""
+"""Converts message content, part by part, in both directions. Parts of unknown types are kept unchanged."""
 
 from typing import Any
 
@@ -8,35 +8,35 @@ Part = dict[str, Any]
 
 
 def chat_content(content: Any) -> str | list[Part]:
-    """Content of a Responses message, or what a function answered, for a chat message."""
+    """The content of a Responses message, or the output of a function, for a chat message."""
     if isinstance(content, str):
         return content
     return [chat_part(part, index) for index, part in enumerate(checked_parts(content))]
 
 
 def responses_content(content: Any) -> str | list[Part]:
-    """Content of a chat message that the model did not write, for a Responses item."""
+    """The content of a chat message that the model did not write, for a Responses item."""
     if isinstance(content, str):
         return content
     return [_responses_part(part, index) for index, part in enumerate(checked_parts(content))]
 
 
 def checked_parts(content: Any) -> list[Any]:
-    """Content that is no text: it must be a list of parts."""
+    """`content`, which is not a string and so must be a list of parts."""
     if not isinstance(content, list):
-        raise FormatError(f"its content must be a text or a list of parts, not {type(content).__name__}")
+        raise FormatError(f"its content must be a string or a list of parts, not {type(content).__name__}")
     return content
 
 
 def checked_part(part: Any, index: int) -> Part:
-    """A part of a content; it must be an object."""
+    """A part of a message's content; it must be an object."""
     if not isinstance(part, dict):
         raise FormatError(f"a part must be an object, not {type(part).__name__}", f"content[{index}]")
     return part
 
 
 def text_of(part: Part, index: int, key: str = "text") -> str:
-    """The text of a part, which must be there."""
+    """The text of a part; it is required."""
     text = part.get(key)
     if not isinstance(text, str):
         raise FormatError(f"a part of type {part.get('type')!r} needs a {key!r}", f"content[{index}]")
@@ -49,7 +49,7 @@ def chat_part(given: Any, index: int) -> Part:
     kind = part.get("type")
     if kind in ("input_text", "text"):
         return {**part, "type": "text", "text": text_of(part, index)}
-    if kind == "output_text":  # its annotations and log-probabilities are no input
+    if kind == "output_text":  # annotations and log-probabilities cannot be sent as input
         return {"type": "text", "text": text_of(part, index)}
     if kind == "input_image":
         return {"type": "image_url", "image_url": _image_url(part, index)}
@@ -65,7 +65,7 @@ def _responses_part(given: Any, index: int) -> Part:
         return {**part, "type": "input_text", "text": text_of(part, index)}
     if kind == "image_url":
         image = part.get("image_url")
-        if isinstance(image, str):  # the short form that many endpoints take
+        if isinstance(image, str):  # the short form that many endpoints accept
             return {"type": "input_image", "image_url": image}
         if isinstance(image, dict) and isinstance(image.get("url"), str):
             others = {key: value for key, value in image.items() if key != "url" and value is not None}
@@ -79,7 +79,7 @@ def _responses_part(given: Any, index: int) -> Part:
 def _image_url(part: Part, index: int) -> dict[str, Any]:
     url = part.get("image_url")
     if not isinstance(url, str):
-        problem = "an image of a Chat Completions request is a URL; give 'image_url' in place of 'file_id'"
+        problem = "an image in a Chat Completions request is a URL; set 'image_url' instead of 'file_id'"
         raise FormatError(problem, f"content[{index}]")
     kept = _without_type(part)
     del kept["image_url"]

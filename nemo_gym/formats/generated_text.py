@@ -1,8 +1,8 @@
-"""What a model wrote, taken apart: reasoning, text and calls of tools.
+"""Parses the text that a model generated into reasoning, text and tool calls.
 
 Reads the markup that most open models are trained on: `<think>…</think>` and, once per call,
-`<tool_call>{"name": …, "arguments": …}</tool_call>`. Markup that is not well-formed stays in the text, where
-a verifier and a person can see it.
+`<tool_call>{"name": …, "arguments": …}</tool_call>`. Malformed markup stays in the text, where verifiers and
+people can see it.
 """
 
 import json
@@ -18,7 +18,7 @@ CALL_END = "</tool_call>"
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool; `arguments` is JSON in a string."""
+    """A tool call; `arguments` is JSON in a string."""
 
     name: str
     arguments: str
@@ -26,14 +26,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Generated:
-    """One generation, taken apart."""
+    """One parsed generation."""
 
     reasoning: str | None
     text: str
     calls: list[Call] = field(default_factory=list)
 
     def tool_calls(self) -> list[dict[str, Any]]:
-        """The calls as a chat message has them, each with an id of its own."""
+        """The calls in the form of a chat message, each with a new id."""
         return [
             {
                 "id": f"call_{uuid4().hex}",
@@ -45,7 +45,7 @@ class Generated:
 
 
 def parse_generated(text: str, *, tools_offered: bool) -> Generated:
-    """Take a generation apart; without tools on offer there are no calls in it."""
+    """Parse a generation. If the request offers no tools, it contains no calls."""
     reasoning, text = split_reasoning(text)
     if not tools_offered or CALL_BEGIN not in text:
         return Generated(reasoning, text)
@@ -64,8 +64,8 @@ def parse_generated(text: str, *, tools_offered: bool) -> Generated:
 
 def _call(written: str) -> Call | None:
     try:
-        call: Any = json.loads(written, parse_constant=_refuse)
-        json.dumps(call, ensure_ascii=False).encode()  # half a surrogate pair may stand there as an escape
+        call: Any = json.loads(written, parse_constant=_reject_constant)
+        json.dumps(call, ensure_ascii=False).encode()  # fails if an escape is half a surrogate pair
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -78,5 +78,5 @@ def _call(written: str) -> Call | None:
     return Call(call["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-def _refuse(constant: str) -> Any:
+def _reject_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")

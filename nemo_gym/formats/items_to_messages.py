@@ -1,37 +1,39 @@
-"""Items of a Responses conversation as chat messages.
+"""Converts the items of a Responses conversation into chat messages.
 
-The items of one model call become one assistant message. A call ends where somebody else speaks, where a
-function answers, at an item that carries token ids, and before a second message, unless calls before it
-still wait for their answers: Chat Completions wants those right behind the message with the calls.
+The items of one model call become one assistant message. A model call ends
+- before a message of another role and before a function output;
+- after an item with token ids;
+- before a second assistant message, unless function calls come before it: in Chat Completions their outputs
+  must follow the message with the calls directly.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from nemo_gym.formats.assistant_turn import AssistantTurn
+from nemo_gym.formats.chat_style import ChatStyle
 from nemo_gym.formats.content import chat_content
 from nemo_gym.formats.conversion_error import FormatError
-from nemo_gym.formats.dialect import Dialect
 from nemo_gym.openai_utils.wire_model import has_tokens
 
 Message = dict[str, Any]
 Item = dict[str, Any]
 
 
-def messages_from_input(items: Any, dialect: Dialect) -> list[Message]:
+def messages_from_input(items: Any, chat_style: ChatStyle) -> list[Message]:
     """The `input` of a Responses request as chat messages."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
-        raise FormatError(f"must be a text or a list of items, not {type(items).__name__}", "input")
-    return _History(dialect).messages_of(items)
+        raise FormatError(f"must be a string or a list of items, not {type(items).__name__}", "input")
+    return _History(chat_style).messages_of(items)
 
 
 class _History:
-    """The messages so far, and the model call that is not over yet."""
+    """The messages so far and the model call whose items are being collected."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, chat_style: ChatStyle) -> None:
+        self._chat_style = chat_style
         self._messages: list[Message] = []
         self._turn: AssistantTurn | None = None
 
@@ -50,7 +52,7 @@ class _History:
             if item.get("role") == "assistant":
                 self._add_generated(AssistantTurn.add_message, item)
             else:
-                self._add_said(item)
+                self._add_given(item)
         elif kind == "function_call":
             self._add_generated(AssistantTurn.add_call, item)
         elif kind == "function_call_output":
@@ -59,8 +61,8 @@ class _History:
             self._add_generated(AssistantTurn.add_reasoning, item)
         else:
             raise FormatError(
-                f"an item of type {kind!r} has no place in a Chat Completions request; leave it out of the "
-                "input, or use a model server that speaks the Responses API"
+                f"a Chat Completions request cannot contain an item of type {kind!r}; leave it out of the "
+                "input, or use a model server that supports the Responses API"
             )
 
     def _add_generated(self, add: Callable[[AssistantTurn, Item], None], item: Item) -> None:
@@ -74,7 +76,7 @@ class _History:
         if has_tokens(item):
             self._end_turn()
 
-    def _add_said(self, item: Item) -> None:
+    def _add_given(self, item: Item) -> None:
         self._end_turn()
         role = item.get("role")
         if not isinstance(role, str):
@@ -100,14 +102,14 @@ class _History:
         content = turn.content()
         if content is None and not turn.calls and not turn.refusals:
             if not turn.thoughts and not turn.has_message and not has_tokens(turn.last):
-                return  # encrypted reasoning alone: nothing that could be sent
-            content = ""  # templates take a text here, not a null
-        message = turn.message(content, self._dialect.reasoning, with_tokens=self._dialect.sends_tokens)
+                return  # only encrypted reasoning: there is nothing to send
+            content = ""  # chat templates expect a string here, not a null
+        message = turn.message(content, self._chat_style.reasoning, with_tokens=self._chat_style.sends_tokens)
         self._messages.append(message)
 
 
 def item_type(item: Any) -> Any:
-    """The type of an item; one without is a message, or else a reference, which is a bare id."""
+    """The type of an item. An item without a type is a message, or a reference if it only has an id."""
     if not isinstance(item, dict):
         raise FormatError(f"an item must be an object, not {type(item).__name__}")
     kind = item.get("type")

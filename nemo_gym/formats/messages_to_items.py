@@ -1,8 +1,8 @@
-"""Chat messages as items of a Responses conversation.
+"""Converts chat messages into the items of a Responses conversation.
 
-An assistant message becomes what a model call generates there: reasoning, a message, calls of functions, in
-this order and those that are there; nothing at all becomes a message with an empty text. Items made here have
-no ids and no status: a request does not need them, and an answer adds its own.
+An assistant message becomes the items of a model call: reasoning, a message, function calls, in this order,
+as far as present. An empty assistant message becomes a message with an empty text. Items made here have no
+ids and no status: a request does not need them, and `output_items` adds them for a response.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from nemo_gym.formats.assistant_turn import argument_text
 from nemo_gym.formats.content import checked_part, checked_parts, responses_content, text_of
 from nemo_gym.formats.conversion_error import FormatError
-from nemo_gym.formats.reasoning import ReasoningStyle, Spoken
+from nemo_gym.formats.reasoning import ReasoningStyle, SplitText
 from nemo_gym.formats.tokens import copy_tokens
 
 Item = dict[str, Any]
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 def items_from_messages(messages: Any, style: ReasoningStyle, *, with_tokens: bool) -> list[Item]:
-    """Chat messages as items; the token fields of assistant messages only where asked for."""
+    """Chat messages as items; `with_tokens` keeps the token fields of assistant messages."""
     if not isinstance(messages, list):
         raise FormatError(f"must be a list, not {type(messages).__name__}", "messages")
     items: list[Item] = []
@@ -59,28 +59,28 @@ def _output(message: Message) -> Item:
 
 
 def generated_items(message: Message, style: ReasoningStyle) -> list[Item]:
-    """What the model said in one chat message, as items, without token fields."""
+    """One assistant message as items, without token fields."""
     content = message.get("content")
-    spoken = style.read(message, content if isinstance(content, str) else "")
+    split = style.read(message, content if isinstance(content, str) else "")
     items: list[Item] = []
-    if spoken.reasoning is not None:
-        items.append(_reasoning(spoken))
-    parts = _output_parts(message, content, spoken.text)
+    if split.reasoning is not None:
+        items.append(_reasoning(split))
+    parts = _output_parts(message, content, split.text)
     calls = _calls(message)
     if not parts and not calls and not items:
         parts = [_output_text("")]
     if parts:
-        said: Item = {"type": "message", "role": "assistant", "content": parts}
+        item: Item = {"type": "message", "role": "assistant", "content": parts}
         if message.get("name") is not None:
-            said["name"] = message["name"]
-        items.append(said)
+            item["name"] = message["name"]
+        items.append(item)
     return items + calls
 
 
-def _reasoning(spoken: Spoken) -> Item:
-    # In the summary, where graders and trainers look for it.
-    item: Item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": spoken.reasoning}]}
-    if spoken.is_cut:
+def _reasoning(split: SplitText) -> Item:
+    # In the summary, because verifiers and trainers read it there.
+    item: Item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": split.reasoning}]}
+    if split.is_truncated:
         item["status"] = "incomplete"
     return item
 
@@ -109,7 +109,7 @@ def _output_text(text: str) -> dict[str, Any]:
 def _calls(message: Message) -> list[Item]:
     calls = message.get("tool_calls")
     if not calls:
-        old = message.get("function_call")  # how calls looked before there were several in a message
+        old = message.get("function_call")  # the deprecated field for a single call
         return [_call({"function": old}, 0)] if old else []
     if not isinstance(calls, list):
         raise FormatError(f"must be a list, not {type(calls).__name__}", "tool_calls")
@@ -122,7 +122,7 @@ def _call(call: Any, index: int) -> Item:
         raise FormatError(problem, f"tool_calls[{index}]")
     kind, function = call.get("type"), call.get("function")
     if kind != "function" and kind is not None:
-        problem = f"a call of type {kind!r}; only functions can be called here"
+        problem = f"a call of type {kind!r} is not supported, only functions are"
         raise FormatError(problem, f"tool_calls[{index}]")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise FormatError("a call needs a function with a name", f"tool_calls[{index}]")

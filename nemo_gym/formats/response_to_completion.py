@@ -1,4 +1,4 @@
-"""A Response of one model call as a Chat Completions answer."""
+"""Converts a model response of one model call into a chat completion."""
 
 import time
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Any
 
 from nemo_gym.formats.assistant_turn import AssistantTurn
 from nemo_gym.formats.completion_to_response import ECHOED, INCOMPLETE_REASONS, new_id
-from nemo_gym.formats.conversion_error import AnswerFormatError, FormatError
+from nemo_gym.formats.conversion_error import FormatError, ResponseFormatError
 from nemo_gym.formats.items_to_messages import item_type
 from nemo_gym.formats.reasoning import ReasoningStyle
 from nemo_gym.formats.usage_conversion import chat_usage
 from nemo_gym.openai_utils.wire_model import has_tokens
 
-Answer = dict[str, Any]
+Completion = dict[str, Any]
 Item = dict[str, Any]
 
 _FINISH_REASONS = {reason: finish for finish, reason in INCOMPLETE_REASONS.items()}
@@ -49,19 +49,19 @@ _NOT_IN_CHAT = frozenset(
         "user",
     )
 )
-_FOR_THE_CALLER = ("custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
-"""Calls that wait for the caller's answer; those of tools that the endpoint ran itself are history."""
+_CALLER_TOOLS = ("custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
+"""Calls whose output the caller must provide. Calls of tools that the endpoint ran itself are left out."""
 
 
-def chat_completion(response: Mapping[str, Any], style: ReasoningStyle) -> Answer:
-    """A Response as a chat completion with one choice."""
+def chat_completion(response: Mapping[str, Any], style: ReasoningStyle) -> Completion:
+    """A model response as a chat completion with one choice."""
     try:
         output = _output(response)
         turn = _turn_of(output)
     except FormatError as error:
-        raise AnswerFormatError(error.problem, error.where) from None
+        raise ResponseFormatError(error.problem, error.where) from None
     created = response.get("created_at")
-    completion: Answer = {
+    completion: Completion = {
         "id": response.get("id") or new_id("chatcmpl-"),
         "object": "chat.completion",
         "created": int(time.time() if created is None else created),
@@ -78,7 +78,7 @@ def chat_completion(response: Mapping[str, Any], style: ReasoningStyle) -> Answe
 def _output(response: Mapping[str, Any]) -> list[Any]:
     status = response.get("status")
     if response.get("error") is not None or status not in (None, "completed", "incomplete"):
-        raise FormatError(f"the response holds no answer: status {status!r}, error {response.get('error')!r}")
+        raise FormatError(f"the response has no output: status {status!r}, error {response.get('error')!r}")
     output = response.get("output")
     if not isinstance(output, list):
         raise FormatError(f"must be a list of items, not {type(output).__name__}", "output")
@@ -90,7 +90,7 @@ def _turn_of(output: list[Any]) -> AssistantTurn:
     for index, item in enumerate(output):
         try:
             if has_tokens(turn.last):
-                raise FormatError("another model call begins; a Chat Completions answer is one call")
+                raise FormatError("a second model call begins here; a chat completion holds only one")
             _add(turn, item)
         except FormatError as error:
             raise error.within(f"output[{index}]") from None
@@ -105,8 +105,8 @@ def _add(turn: AssistantTurn, item: Any) -> None:
         turn.add_reasoning(item)
     elif kind == "function_call":
         turn.add_call(item)
-    elif kind in ("message", *_FOR_THE_CALLER) or str(kind).endswith("_output"):
-        raise FormatError(f"an item of type {kind!r} has no place in the Chat Completions answer of one call")
+    elif kind in ("message", *_CALLER_TOOLS) or str(kind).endswith("_output"):
+        raise FormatError(f"a chat completion cannot contain this item of type {kind!r}")
 
 
 def _choice(
@@ -143,7 +143,7 @@ def _texts(item: Item) -> list[dict[str, Any]]:
 
 
 def _text(turn: AssistantTurn) -> str | None:
-    """A chat answer's content is one text."""
+    """The text of all parts: the content of a chat completion's message is one string."""
     if not turn.parts:
         return None
     return "".join(part["text"] for part in turn.parts if part.get("type") == "text")

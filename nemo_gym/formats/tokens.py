@@ -1,6 +1,6 @@
 """The token fields: on the assistant message in Chat Completions, on the last item of the call in Responses.
 
-Invariant: lists are handed over as they are, never copied nor walked; they may hold 64K numbers.
+Invariant: lists are passed on by reference, never copied or iterated; they may hold 64K numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ _ALL_NAMES = frozenset(_FIELDS)
 
 
 def copy_tokens(source: dict[str, Any], target: dict[str, Any]) -> None:
-    """Put the token fields of `source` on `target` too: those that are there."""
-    if _FIELD_NAMES.isdisjoint(source):  # nearly always
+    """Set the token fields that `source` has on `target` too."""
+    if _FIELD_NAMES.isdisjoint(source):  # the usual case
         return
     for field in _FIELDS:
         value = source.get(field)
@@ -27,23 +27,23 @@ def copy_tokens(source: dict[str, Any], target: dict[str, Any]) -> None:
 def token_fields(
     prompt: list[int], generation: list[int], log_probs: list[float], mode: str
 ) -> dict[str, Any]:
-    """The tokens of one call as they stand on a message or an item; `mode` says which log-probabilities."""
+    """The token fields of one model call; `mode` says which log-probabilities these are."""
     return dict(zip(_FIELDS, (prompt, generation, log_probs, mode), strict=True))
 
 
 def without_tokens(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as somebody takes it who knows nothing of tokens."""
+    """A message without token fields, for endpoints that do not know them."""
     return {key: value for key, value in message.items() if key not in _ALL_NAMES}
 
 
 @dataclass(frozen=True)
 class KnownTurn:
-    """The newest message of a history whose tokens are known."""
+    """The newest message of a history with known token ids."""
 
     position: int
-    """Among the messages."""
+    """Its index in the messages."""
     seen: list[int]
-    """All that the model had read and sampled by its end."""
+    """The ids of everything that the model had read and sampled when the turn ended."""
 
 
 def newest_known_turn(messages: Sequence[Mapping[str, Any]]) -> KnownTurn | None:

@@ -1,4 +1,4 @@
-"""Tools that a request offers and which of them it wants called, both ways. Only functions have two forms."""
+"""Converts `tools` and `tool_choice` in both directions. Only functions are supported."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ Tool = dict[str, Any]
 
 
 def chat_tools(tools: Any) -> list[Tool]:
-    """Flat functions as nested ones; one that is nested already stays."""
+    """Flat functions as nested ones; nested ones are kept."""
     return [_nested(_function(tool, index)) for index, tool in enumerate(_tools(tools))]
 
 
 def responses_tools(tools: Any) -> list[Tool]:
-    """Nested functions as flat ones; one that is flat already stays."""
+    """Nested functions as flat ones; flat ones are kept."""
     return [_flat(_function(tool, index)) for index, tool in enumerate(_tools(tools))]
 
 
@@ -46,7 +46,7 @@ def _function(tool: Any, index: int) -> Tool:
         raise FormatError(f"a tool must be an object, not {type(tool).__name__}", f"tools[{index}]")
     kind = tool.get("type", "function")
     if kind != "function":
-        problem = f"a tool of type {kind!r}; only functions can be offered here, so leave it out"
+        problem = f"a tool of type {kind!r} is not supported, only functions are; leave it out"
         raise FormatError(problem, f"tools[{index}]")
     return tool
 

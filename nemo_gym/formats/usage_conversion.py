@@ -1,4 +1,4 @@
-"""Token counts of an answer, both ways. Counts that only one API names are kept under their own names."""
+"""Converts token counts in both directions. Counts that only one API has keep their names."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ _COUNTS = {
     "responses": ("input_tokens", "output_tokens", "total_tokens"),
     "chat_completions": ("prompt_tokens", "completion_tokens", "total_tokens"),
 }
-"""What is given, what is generated, and both."""
+"""The names of the counts: prompt, generation, and both together."""
 _INTS = {int}
 
 _CHAT = {
@@ -28,7 +28,7 @@ _RESPONSES = {
 
 
 def responses_usage(usage: Any) -> Usage:
-    """A chat answer's usage, for a Response; all zeros where the endpoint sent none."""
+    """The usage of a chat completion, for a model response; all zeros if the endpoint sent none."""
     if not isinstance(usage, dict):
         usage = {}
     given, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
@@ -43,7 +43,7 @@ def responses_usage(usage: Any) -> Usage:
 
 
 def chat_usage(usage: Any) -> Usage:
-    """A Response's usage, for a chat answer; all zeros where there is none."""
+    """The usage of a model response, for a chat completion; all zeros if there is none."""
     if not isinstance(usage, dict):
         usage = {}
     given, generated = _count(usage, "input_tokens"), _count(usage, "output_tokens")
@@ -58,7 +58,7 @@ def chat_usage(usage: Any) -> Usage:
 
 
 def filled_usage(usage: Any, api: Literal["responses", "chat_completions"]) -> Any:
-    """A usage with all its counts: one that is not there is zero, or the sum of the others."""
+    """`usage` with all its counts: a missing count is zero, a missing total the sum of the others."""
     if not usage:
         return responses_usage(None) if api == "responses" else chat_usage(None)
     given, generated, total = names = _COUNTS[api]
@@ -75,7 +75,7 @@ def _count(usage: Usage, name: str) -> int:
 
 
 def _details(details: Any, name: str) -> Usage:
-    """With the one count that readers rely on; a null count is zero."""
+    """`details` with the count `name`, which readers rely on; a null count is zero."""
     if not isinstance(details, dict):
         return {name: 0}
     return {**details, name: details.get(name) or 0}

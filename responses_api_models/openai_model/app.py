@@ -19,7 +19,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.openai_utils.data import takes_data
-from nemo_gym.responses_converter import AnswerFormatError, RequestFormatError, ResponsesConverter
+from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, ResponsesConverter
 from responses_api_models.openai_model.ways import Api, Request, Way, ways_to
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
             return await self.ways[called].answer(request)
         except RequestFormatError as error:
             raise HTTPException(400, str(error)) from error
-        except AnswerFormatError as error:
+        except ResponseFormatError as error:
             raise HTTPException(502, f"the endpoint's answer cannot be read: {error}") from error
 
     async def _ask(self, api: Api, request: Request) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.responses_converter import AnswerFormatError, RequestFormatError, VLLMConverter
+from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, VLLMConverter
 from responses_api_models.vllm_model import replica_call
 from responses_api_models.vllm_model.config import VLLMModelConfig
 from responses_api_models.vllm_model.replicas import Replicas
@@ -71,7 +71,7 @@ class VLLMModel(SimpleResponsesAPIModel):
             return response | {"created_at": began, "completed_at": time.time()}
         except RequestFormatError as error:
             raise HTTPException(422, str(error)) from error
-        except AnswerFormatError as error:
+        except ResponseFormatError as error:
             raise HTTPException(502, f"the endpoint's answer: {error}") from error
 
     async def chat_completions(

@@ -1,4 +1,4 @@
-"""The published face of the converters."""
+"""The published interface of the converters."""
 
 import math
 from typing import Any
@@ -60,12 +60,12 @@ COMPLETION = {
 }
 
 
-def test_a_call_through_chat_completions_and_the_next_one_with_its_history() -> None:
+def test_the_history_of_the_next_turn_contains_the_converted_completion() -> None:
     converter = VLLMConverter()
     assert converter.chat_request(PARAMS)["max_completion_tokens"] == 9
-    answer = converter.response(COMPLETION, PARAMS)
+    response = converter.response(COMPLETION, PARAMS)
     output = {"type": "function_call_output", "call_id": "c1", "output": "3"}
-    history = converter.chat_request({"input": [*PARAMS["input"], *answer["output"], output]})
+    history = converter.chat_request({"input": [*PARAMS["input"], *response["output"], output]})
     assert history["messages"] == [
         {"role": "user", "content": "1 + 2?"},
         COMPLETION["choices"][0]["message"],
@@ -75,18 +75,18 @@ def test_a_call_through_chat_completions_and_the_next_one_with_its_history() -> 
 
 def test_responses_and_completions_satisfy_the_sdk() -> None:
     converter = VLLMConverter()
-    answer = converter.response(COMPLETION, PARAMS)
-    usage = answer["usage"]
+    response = converter.response(COMPLETION, PARAMS)
+    usage = response["usage"]
     usage["input_tokens_details"].setdefault("cache_write_tokens", 0)  # newer SDKs require it
-    parsed = Response.model_validate(answer)
+    parsed = Response.model_validate(response)
     assert [item.type for item in parsed.output] == ["reasoning", "function_call"]
-    assert NeMoGymResponse.model_validate(answer).usage is not None
-    back = converter.chat_completion(answer)
+    assert NeMoGymResponse.model_validate(response).usage is not None
+    back = converter.chat_completion(response)
     assert ChatCompletion.model_validate(back).choices[0].finish_reason == "tool_calls"
     assert NeMoGymChatCompletion.model_validate(back).choices[0].message.content == "<think>easy</think>"
 
 
-def test_vllm_leaves_reasoning_in_the_text_unless_it_has_a_parser() -> None:
+def test_vllm_has_reasoning_in_the_text_unless_it_uses_a_parser() -> None:
     def kinds(converter: ResponsesConverter) -> list[str]:
         return [item["type"] for item in converter.response(COMPLETION, {})["output"]]
 
@@ -96,7 +96,7 @@ def test_vllm_leaves_reasoning_in_the_text_unless_it_has_a_parser() -> None:
     assert kinds(ResponsesConverter(uses_reasoning_parser=False)) == ["reasoning", "function_call"]
 
 
-def test_request_models_convert_with_items_that_are_models() -> None:
+def test_request_models_are_converted() -> None:
     params = NeMoGymResponseCreateParamsNonStreaming(
         input=[
             NeMoGymEasyInputMessage(role="user", content="hi"),
@@ -129,7 +129,7 @@ def test_request_models_convert_with_items_that_are_models() -> None:
     assert plain == chat
 
 
-def test_chat_messages_become_items_that_are_models() -> None:
+def test_chat_messages_become_item_models() -> None:
     messages = [
         {"role": "user", "content": "hi"},
         NeMoGymChatCompletionMessageForTraining(content="<think>t</think>x", **TOKENS),
@@ -148,7 +148,7 @@ def test_chat_messages_become_items_that_are_models() -> None:
     assert (given, generated) == (items[:1], items[1:])
 
 
-def test_a_choice_becomes_output_items_that_are_models() -> None:
+def test_a_choice_becomes_output_item_models() -> None:
     choice = NeMoGymChatCompletion.model_validate(COMPLETION).choices[0]
     for one in (choice, COMPLETION["choices"][0]):
         reasoning, call = VLLMConverter().postprocess_chat_response(one)
@@ -158,7 +158,7 @@ def test_a_choice_becomes_output_items_that_are_models() -> None:
         assert (call.name, call.call_id) == ("add", "c1")
 
 
-def test_a_log_prob_that_is_no_number_survives() -> None:
+def test_a_nan_log_prob_is_kept() -> None:
     message = {"role": "assistant", "content": "x", **TOKENS, "generation_log_probs": [math.nan]}
     [item] = VLLMConverter().postprocess_chat_response({"message": message})
     assert isinstance(item, NeMoGymResponseOutputMessageForTraining)
@@ -166,7 +166,7 @@ def test_a_log_prob_that_is_no_number_survives() -> None:
 
 
 @pytest.mark.parametrize("as_models", [False, True])
-def test_a_conversation_is_split_where_the_model_began(as_models: bool) -> None:
+def test_a_conversation_is_split_before_the_first_generated_item(as_models: bool) -> None:
     given: list[Any] = [
         {"type": "message", "role": "user", "content": "q"},
         {"type": "message", "role": "assistant", "content": "an example"},

@@ -210,7 +210,7 @@ def test_request_that_cannot_be_converted_is_refused() -> None:
         response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
         text = asyncio.run(response.text())
     assert response.status == 400
-    assert "previous_response_id: a Chat Completions endpoint remembers nothing" in text
+    assert "previous_response_id: a Chat Completions endpoint keeps no state" in text
     assert response.headers["x-nemo-gym-failure-kind"] == "data"
     assert it.requests == []
 

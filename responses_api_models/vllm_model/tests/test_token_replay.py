@@ -178,7 +178,7 @@ def test_end_of_sequence_may_be_given_as_text_and_is_asked_for_once() -> None:
             {"eos_token_id": None, "eos_token": "</s>!"},
             "eos_token '</s>!' is 3 tokens; set eos_token_id to the one id",
         ),
-        ({"eos_token_id": 5}, "the template ends no turn with end-of-sequence (end-of-sequence is 5)"),
+        ({"eos_token_id": 5}, "does not end turns with an end-of-sequence token (end-of-sequence is 5)"),
     ],
 )
 def test_wrong_end_of_sequence_is_a_failure_that_says_so(settings: dict[str, Any], problem: str) -> None:

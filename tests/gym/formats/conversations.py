@@ -1,17 +1,17 @@
-"""Requests and answers of the subset on which conversion there and back changes nothing.
+"""Requests, completions and responses that a conversion and its inverse leave unchanged.
 
-`nemo_gym.formats.chat_requests` and `nemo_gym.formats.completion_to_response` say which subset that is.
+`nemo_gym.formats.chat_requests` and `nemo_gym.formats.completion_to_response` describe this subset.
 """
 
 from typing import Any
 
 from hypothesis import strategies as st
 
-from nemo_gym.formats import Dialect, ReasoningField, ReasoningTags
+from nemo_gym.formats import ChatStyle, ReasoningField, ReasoningTags
 
 Strategy = st.SearchStrategy[Any]
 
-DIALECTS = [Dialect(style, sends_tokens=True) for style in (ReasoningField(), ReasoningTags())]
+CHAT_STYLES = [ChatStyle(style, sends_tokens=True) for style in (ReasoningField(), ReasoningTags())]
 LOG_PROBS = ["message.output_text.logprobs"]
 
 _WORDS = st.sampled_from(["a", "Zwölf", "x\n", " y ", "{}", "日本", "<tool_call>"])
@@ -64,7 +64,7 @@ _choice_word = st.sampled_from(["auto", "none", "required"])
 _verbosity = st.sampled_from(["low", "high"])
 
 
-# Parts that a user or a tool gives: in Responses, and in Chat Completions.
+# Content parts of users and tools: in Responses and in Chat Completions.
 _image = st.fixed_dictionaries({"url": texts}, optional={"detail": st.just("low")})
 _file = st.fixed_dictionaries({"file_data": texts}, optional={"filename": texts})
 _same_part = st.sampled_from(
@@ -103,7 +103,7 @@ def _nested(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
-def _model_items(draw: st.DrawFn, *, in_answer: bool = False) -> list[dict[str, Any]]:
+def _model_items(draw: st.DrawFn, *, in_output: bool = False) -> list[dict[str, Any]]:
     """The items of one model call."""
     text, reasoning = draw(st.none() | texts), draw(st.none() | texts)
     refusal = draw(st.none() | texts)
@@ -122,7 +122,7 @@ def _model_items(draw: st.DrawFn, *, in_answer: bool = False) -> list[dict[str, 
         items.append({"type": "message", "role": "assistant", "content": parts})
     for name, call_id in calls:
         items.append({"type": "function_call", "name": name, "arguments": "{}", "call_id": call_id})
-    if in_answer:
+    if in_output:
         for item in items:
             if item["type"] != "reasoning":
                 item["status"] = "completed"
@@ -149,16 +149,16 @@ def _inputs(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @st.composite
-def assistant_messages(draw: st.DrawFn, dialect: Dialect, *, in_answer: bool = False) -> dict[str, Any]:
-    """What the model said in one chat message."""
+def assistant_messages(draw: st.DrawFn, chat_style: ChatStyle, *, in_output: bool = False) -> dict[str, Any]:
+    """One assistant message."""
     text, reasoning = draw(st.none() | texts), draw(st.none() | texts)
     calls = draw(st.lists(st.tuples(_NAMES, _IDS), max_size=2))
     refusal = draw(st.none() | texts)
     message: dict[str, Any] = {"role": "assistant", "content": text}
-    if text is None and not calls and refusal is None and not (in_answer and reasoning is not None):
+    if text is None and not calls and refusal is None and not (in_output and reasoning is not None):
         message["content"] = ""
     if reasoning is not None:
-        dialect.reasoning.write(message, reasoning, is_cut=draw(st.booleans()))
+        chat_style.reasoning.write(message, reasoning, is_truncated=draw(st.booleans()))
     if refusal is not None:
         message["refusal"] = refusal
     if calls:
@@ -169,13 +169,13 @@ def assistant_messages(draw: st.DrawFn, dialect: Dialect, *, in_answer: bool = F
 
 
 @st.composite
-def _messages(draw: st.DrawFn, dialect: Dialect) -> list[dict[str, Any]]:
+def _messages(draw: st.DrawFn, chat_style: ChatStyle) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for _ in range(draw(st.integers(0, 3))):
-        said = {"role": draw(_roles), "content": draw(texts | _lists(_chat_part))}
-        messages.append(said | draw(_optional(name=texts)))
+        message = {"role": draw(_roles), "content": draw(texts | _lists(_chat_part))}
+        messages.append(message | draw(_optional(name=texts)))
         if draw(st.booleans()):
-            turn = draw(assistant_messages(dialect))
+            turn = draw(assistant_messages(chat_style))
             messages.append(turn)
             for call in turn.get("tool_calls", ()):
                 content = draw(texts | _lists(_chat_part))
@@ -200,8 +200,8 @@ def responses_requests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def chat_requests(draw: st.DrawFn, dialect: Dialect) -> dict[str, Any]:
-    chat = {"messages": draw(_messages(dialect)), **draw(_same_options)}
+def chat_requests(draw: st.DrawFn, chat_style: ChatStyle) -> dict[str, Any]:
+    chat = {"messages": draw(_messages(chat_style)), **draw(_same_options)}
     if draw(st.booleans()):
         named = _NAMES.map(lambda name: _nested({"name": name}))
         chat["tools"] = draw(_lists(_function.map(_nested)))
@@ -227,8 +227,8 @@ _extras = _optional(system_fingerprint=texts, service_tier=st.just("flex"), othe
 
 
 @st.composite
-def completions(draw: st.DrawFn, dialect: Dialect) -> dict[str, Any]:
-    message = draw(assistant_messages(dialect, in_answer=True))
+def completions(draw: st.DrawFn, chat_style: ChatStyle) -> dict[str, Any]:
+    message = draw(assistant_messages(chat_style, in_output=True))
     finished = "tool_calls" if "tool_calls" in message else "stop"
     choice: dict[str, Any] = {
         "index": 0,
@@ -257,8 +257,8 @@ def completions(draw: st.DrawFn, dialect: Dialect) -> dict[str, Any]:
 
 @st.composite
 def responses(draw: st.DrawFn, params: dict[str, Any]) -> dict[str, Any]:
-    """Answers to a request, their items without ids."""
-    items = draw(_model_items(in_answer=True))
+    """Model responses to a request; their items have no ids."""
+    items = draw(_model_items(in_output=True))
     reason = draw(st.sampled_from([None, "max_output_tokens", "content_filter"]))
     if reason and items[-1]["type"] != "reasoning":
         items[-1]["status"] = "incomplete"

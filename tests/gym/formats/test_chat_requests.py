@@ -1,13 +1,13 @@
-"""Requests of Responses and Chat Completions, both ways."""
+"""Conversion of requests between Responses and Chat Completions."""
 
 from typing import Any
 
 import pytest
 
 from nemo_gym.errors import InputError
-from nemo_gym.formats import Dialect, RequestFormatError, chat_request, responses_request
+from nemo_gym.formats import ChatStyle, RequestFormatError, chat_request, responses_request
 
-PLAIN = Dialect()
+PLAIN = ChatStyle()
 FLAT = {
     "type": "function",
     "name": "add",
@@ -30,7 +30,7 @@ def to_responses(**chat: Any) -> dict[str, Any]:
     return params
 
 
-def test_instructions_lead_the_conversation() -> None:
+def test_instructions_become_the_first_message() -> None:
     assert chat_request({"input": "hi", "instructions": "be brief"}, PLAIN) == {
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     }
@@ -93,7 +93,7 @@ def test_a_leading_system_message_stays_a_message() -> None:
         ),
     ],
 )
-def test_a_field_and_its_other_form(params: dict[str, Any], chat: dict[str, Any]) -> None:
+def test_a_field_converts_in_both_directions(params: dict[str, Any], chat: dict[str, Any]) -> None:
     assert to_chat(**params) == chat
     assert to_responses(**chat) == params
 
@@ -107,7 +107,7 @@ def test_a_field_and_its_other_form(params: dict[str, Any], chat: dict[str, Any]
         {"top_k": 5, "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}},
     ],
 )
-def test_fields_of_both_and_unknown_ones_pass_through(same: dict[str, Any]) -> None:
+def test_shared_and_unknown_fields_pass_through(same: dict[str, Any]) -> None:
     assert to_chat(**same) == same
     assert to_responses(**same) == same
 
@@ -117,26 +117,26 @@ def test_chat_fields_on_a_responses_request_reach_the_endpoint() -> None:
     assert to_chat(**extra) == extra
 
 
-def test_a_null_is_left_out() -> None:
+def test_nulls_are_left_out() -> None:
     nothing = {"temperature": None, "tools": None, "tool_choice": None, "text": None, "include": None}
     assert to_chat(**nothing, reasoning=None, previous_response_id=None, x=None) == {}
     assert to_chat(text={"format": None, "verbosity": None}, reasoning={"effort": None}) == {}
     assert to_responses(**nothing, response_format=None, n=None, max_tokens=None, logprobs=None) == {}
 
 
-def test_what_has_no_meaning_for_chat_is_left_out() -> None:
+def test_fields_without_effect_in_chat_are_left_out() -> None:
     harmless = {"background": True, "truncation": "auto", "max_tool_calls": 3, "context_management": []}
     assert to_chat(**harmless, include=["reasoning.encrypted_content"], top_logprobs=0) == {}
     assert to_chat(reasoning={"summary": "auto"}) == {}
 
 
-def test_without_tools_there_is_nothing_to_choose() -> None:
+def test_without_tools_there_is_no_tool_choice() -> None:
     assert to_chat(tools=[], tool_choice="auto", parallel_tool_calls=True) == {}
     assert to_chat(tool_choice="none") == {}
     assert to_chat(tool_choice="required") == {"tool_choice": "required"}
 
 
-def test_tools_in_the_other_form_stay_and_nulls_in_them_go() -> None:
+def test_tools_already_in_the_target_form_are_kept_without_their_nulls() -> None:
     assert to_chat(tools=[NESTED]) == {"tools": [NESTED]}
     assert to_responses(tools=[FLAT]) == {"tools": [FLAT]}
     assert to_chat(tools=[{"name": "f", "strict": None}])["tools"] == [
@@ -144,17 +144,17 @@ def test_tools_in_the_other_form_stay_and_nulls_in_them_go() -> None:
     ]
 
 
-def test_log_probs_are_asked_for_by_their_number_too() -> None:
+def test_top_logprobs_alone_asks_for_log_probs() -> None:
     assert to_chat(top_logprobs=2) == {"logprobs": True, "top_logprobs": 2}
     assert to_chat(logprobs=True, top_logprobs=0) == {"logprobs": True, "top_logprobs": 0}
 
 
-def test_the_older_name_of_the_token_limit_is_read() -> None:
+def test_max_tokens_is_read_as_the_token_limit() -> None:
     assert to_responses(max_tokens=5) == {"max_output_tokens": 5}
     assert to_responses(max_tokens=5, max_completion_tokens=6) == {"max_output_tokens": 6}
 
 
-def test_one_answer_is_no_field() -> None:
+def test_n_equal_to_one_is_left_out() -> None:
     assert to_responses(n=1, logprobs=False) == {}
 
 
@@ -163,25 +163,27 @@ def test_one_answer_is_no_field() -> None:
     [
         (
             {"previous_response_id": "r"},
-            "previous_response_id: a Chat Completions endpoint remembers nothing",
+            "previous_response_id: a Chat Completions endpoint keeps no state",
         ),
         ({"conversation": "c"}, "conversation: "),
         ({"prompt": {"id": "p"}}, "prompt: "),
         (
             {"tools": [FLAT, {"type": "web_search"}]},
-            r"tools\[1\]: a tool of type 'web_search'; only functions",
+            r"tools\[1\]: a tool of type 'web_search' is not supported, only functions",
         ),
         ({"tools": ["add"]}, r"tools\[0\]: a tool must be an object"),
         ({"tools": {"add": 1}}, "tools: must be a list"),
         ({"text": "x"}, "text: must be an object, not str"),
         ({"text": {"format": "x"}}, r"text.format: must be an object"),
-        ({"text": {"stop": "x"}}, r"text.stop: has no place"),
+        ({"text": {"stop": "x"}}, r"text.stop: a Chat Completions request has no such field"),
         ({"reasoning": "low"}, "reasoning: must be an object"),
-        ({"instructions": ["x"]}, "instructions: must be a text, not list"),
-        ({"input": None}, "input: must be a text or a list of items"),
+        ({"instructions": ["x"]}, "instructions: must be a string, not list"),
+        ({"input": None}, "input: must be a string or a list of items"),
     ],
 )
-def test_a_responses_request_that_chat_cannot_say(params: dict[str, Any], error: str) -> None:
+def test_a_responses_request_without_a_chat_equivalent_is_rejected(
+    params: dict[str, Any], error: str
+) -> None:
     with pytest.raises(RequestFormatError, match=error) as caught:
         chat_request({"input": [], **params}, PLAIN)
     assert isinstance(caught.value, InputError)
@@ -190,23 +192,23 @@ def test_a_responses_request_that_chat_cannot_say(params: dict[str, Any], error:
 @pytest.mark.parametrize(
     ("chat", "error"),
     [
-        ({"n": 2}, "n: a Responses request has one answer"),
+        ({"n": 2}, "n: the Responses API generates one output"),
         ({"tools": [{"type": "custom", "custom": {}}]}, r"tools\[0\]: a tool of type 'custom'"),
         ({"response_format": "json"}, "response_format: must be an object"),
         ({"messages": None}, "messages: must be a list"),
     ],
 )
-def test_a_chat_request_that_responses_cannot_say(chat: dict[str, Any], error: str) -> None:
+def test_a_chat_request_without_a_responses_equivalent_is_rejected(chat: dict[str, Any], error: str) -> None:
     with pytest.raises(RequestFormatError, match=error):
         responses_request({"messages": [], **chat}, PLAIN)
 
 
-def test_token_fields_of_the_history_are_sent_only_where_the_endpoint_takes_them() -> None:
+def test_token_fields_of_the_history_are_sent_only_if_the_endpoint_accepts_them() -> None:
     tokens = {"generation_token_ids": [1], "prompt_token_ids": [2], "generation_log_probs": [-1.0]}
     params = {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", **tokens}]}
-    takes = Dialect(sends_tokens=True)
-    chat = chat_request(params, takes)
+    with_tokens = ChatStyle(sends_tokens=True)
+    chat = chat_request(params, with_tokens)
     assert chat["messages"][0].items() >= tokens.items()
     assert not chat_request(params, PLAIN)["messages"][0].keys() & tokens.keys()
-    assert responses_request(chat, takes) == params
+    assert responses_request(chat, with_tokens) == params
     assert not responses_request(chat, PLAIN)["input"][0].keys() & tokens.keys()

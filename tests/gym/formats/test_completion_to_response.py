@@ -1,11 +1,11 @@
-"""A Chat Completions answer as a Response."""
+"""Conversion of chat completions into model responses."""
 
 import time
 from typing import Any
 
 import pytest
 
-from nemo_gym.formats import AnswerFormatError, ReasoningField, ReasoningTags, response
+from nemo_gym.formats import ReasoningField, ReasoningTags, ResponseFormatError, response
 
 FIELD, TAGS = ReasoningField(), ReasoningTags()
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -30,9 +30,9 @@ def completion(finish_reason: Any = "stop", logprobs: Any = None, **message: Any
     return {"id": "chatcmpl-1", "object": "chat.completion", "created": 5, "model": "m", "choices": [choice]}
 
 
-def output(style: Any = FIELD, params: Any = None, **answer: Any) -> list[dict[str, Any]]:
-    """The items of an answer, which all have an id of their own and a matching prefix."""
-    items = response(completion(**answer), params or {}, style)["output"]
+def output(style: Any = FIELD, params: Any = None, **fields: Any) -> list[dict[str, Any]]:
+    """The items of the converted response; each has a unique id with the prefix of its type."""
+    items = response(completion(**fields), params or {}, style)["output"]
     ids = [item.pop("id") for item in items]
     assert len(set(ids)) == len(ids)
     prefixes = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
@@ -82,7 +82,7 @@ def test_think_tags_are_reasoning_unless_the_endpoint_parses_it() -> None:
 
 
 @pytest.mark.parametrize("empty", [{"content": None}, {"content": ""}, {}, {"content": "", "tool_calls": []}])
-def test_an_empty_answer_is_an_empty_message(empty: dict[str, Any]) -> None:
+def test_an_empty_completion_becomes_an_empty_message(empty: dict[str, Any]) -> None:
     assert output(**empty) == [said("")]
 
 
@@ -107,10 +107,14 @@ def test_calls_without_an_id_get_one_each() -> None:
         ("content_filter", "incomplete", {"reason": "content_filter"}),
     ],
 )
-def test_how_an_answer_finished(finish_reason: Any, status: str, details: Any) -> None:
-    answer = response(completion(finish_reason, content="x", tool_calls=[CALL]), {}, FIELD)
-    assert (answer["status"], answer["incomplete_details"], answer["error"]) == (status, details, None)
-    assert [item["status"] for item in answer["output"]] == ["completed", status]
+def test_the_finish_reason_becomes_a_status(finish_reason: Any, status: str, details: Any) -> None:
+    converted = response(completion(finish_reason, content="x", tool_calls=[CALL]), {}, FIELD)
+    assert (converted["status"], converted["incomplete_details"], converted["error"]) == (
+        status,
+        details,
+        None,
+    )
+    assert [item["status"] for item in converted["output"]] == ["completed", status]
 
 
 @pytest.mark.parametrize(
@@ -123,26 +127,26 @@ def test_how_an_answer_finished(finish_reason: Any, status: str, details: Any) -
         {"content": None},
     ],
 )
-def test_the_last_item_carries_the_very_token_lists(message: dict[str, Any]) -> None:
+def test_the_last_item_has_the_same_token_list_objects(message: dict[str, Any]) -> None:
     *others, last = output(TAGS, **message, **TOKENS)
     assert all(last[field] is TOKENS[field] for field in TOKENS)
     assert not any(item.keys() & TOKENS.keys() for item in others)
 
 
 @pytest.mark.parametrize(
-    "asked", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 1}, {"logprobs": True}]
+    "params", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 1}, {"logprobs": True}]
 )
-def test_log_probs_stand_on_the_text_where_they_were_asked_for(asked: dict[str, Any]) -> None:
+def test_log_probs_are_on_the_text_if_the_request_asked_for_them(params: dict[str, Any]) -> None:
     log_probs = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
-    answer: dict[str, Any] = {"content": "x", "logprobs": {"content": log_probs}}
-    [message] = output(params=asked, **answer)
+    fields: dict[str, Any] = {"content": "x", "logprobs": {"content": log_probs}}
+    [message] = output(params=params, **fields)
     assert message["content"][0]["logprobs"] is log_probs
-    assert output(**answer) == [said("x")]
-    assert output(params=asked, tool_calls=[CALL], logprobs={"content": log_probs}) == [called()]
-    assert output(params=asked, content="x", logprobs={"content": None}) == [said("x")]
+    assert output(**fields) == [said("x")]
+    assert output(params=params, tool_calls=[CALL], logprobs={"content": log_probs}) == [called()]
+    assert output(params=params, content="x", logprobs={"content": None}) == [said("x")]
 
 
-def test_citations_stand_on_the_text() -> None:
+def test_citations_are_on_the_text() -> None:
     citation = {"url": "u", "title": "t", "start_index": 0, "end_index": 1}
     annotations = [{"type": "url_citation", "url_citation": citation}, {"type": "other"}]
     flat = [{"type": "url_citation", **citation}, {"type": "other"}]
@@ -150,14 +154,14 @@ def test_citations_stand_on_the_text() -> None:
     assert output(tool_calls=[CALL], annotations=annotations) == [called()]
 
 
-def test_content_in_parts_is_read_too() -> None:
+def test_content_in_parts_is_accepted() -> None:
     assert output(content=[{"type": "text", "text": "x"}]) == [said("x")]
     mine = {"type": "output_text", "text": "x"}
     assert output(content=[mine], annotations=[{"type": "other"}])[0]["content"][0]["text"] == "x"
     assert mine == {"type": "output_text", "text": "x"}
 
 
-def test_usage_is_renamed_and_what_else_it_counts_is_kept() -> None:
+def test_usage_is_renamed_and_other_counts_are_kept() -> None:
     usage = {
         "prompt_tokens": 1,
         "completion_tokens": 2,
@@ -181,7 +185,7 @@ def test_usage_is_renamed_and_what_else_it_counts_is_kept() -> None:
     "usage",
     [None, {}, "odd", {"prompt_tokens": None, "completion_tokens": "x", "prompt_tokens_details": None}],
 )
-def test_usage_that_is_missing_is_all_zeros(usage: Any) -> None:
+def test_missing_usage_is_all_zeros(usage: Any) -> None:
     assert response(completion(content="x") | {"usage": usage}, {}, FIELD)["usage"] == ZEROS
 
 
@@ -190,7 +194,7 @@ def test_a_missing_total_is_the_sum() -> None:
     assert response(completion(content="x") | {"usage": usage}, {}, FIELD)["usage"]["total_tokens"] == 3
 
 
-def test_the_response_repeats_its_request_and_keeps_what_the_endpoint_added() -> None:
+def test_the_response_repeats_its_request_and_keeps_extra_fields_of_the_endpoint() -> None:
     params = {
         "input": "hi",
         "instructions": "i",
@@ -205,11 +209,11 @@ def test_the_response_repeats_its_request_and_keeps_what_the_endpoint_added() ->
         "top_p": 0.9,
     }
     extra = {"system_fingerprint": "f", "service_tier": "flex", "unknown": [1]}
-    answer = response(
+    converted = response(
         completion(content="x") | extra | {"prompt_logprobs": None, "error": "x"}, params, FIELD
     )
-    del params["input"], answer["output"]
-    assert answer == {
+    del params["input"], converted["output"]
+    assert converted == {
         **params,
         **extra,
         "id": "chatcmpl-1",
@@ -221,29 +225,29 @@ def test_the_response_repeats_its_request_and_keeps_what_the_endpoint_added() ->
         "incomplete_details": None,
         "usage": ZEROS,
     }
-    assert answer["tools"] is params["tools"]
+    assert converted["tools"] is params["tools"]
 
 
-def test_what_nobody_said_gets_a_default() -> None:
+def test_missing_fields_get_defaults() -> None:
     bare = {"choices": [{"message": {"content": "x"}}]}
-    answer = response(bare, {"model": "asked", "tools": None}, FIELD)
-    assert answer["id"].startswith("resp_")
-    assert answer["id"] != response(bare, {}, FIELD)["id"]
-    assert abs(answer["created_at"] - time.time()) < 60
-    assert (answer["model"], answer["tools"], answer["tool_choice"]) == ("asked", [], "auto")
-    assert answer["parallel_tool_calls"] is True
+    converted = response(bare, {"model": "requested", "tools": None}, FIELD)
+    assert converted["id"].startswith("resp_")
+    assert converted["id"] != response(bare, {}, FIELD)["id"]
+    assert abs(converted["created_at"] - time.time()) < 60
+    assert (converted["model"], converted["tools"], converted["tool_choice"]) == ("requested", [], "auto")
+    assert converted["parallel_tool_calls"] is True
 
 
-def test_only_the_first_choice_counts() -> None:
+def test_only_the_first_choice_is_used() -> None:
     two = completion(content="x")
     two["choices"].append({"index": 1, "message": "odd"})
     assert len(response(two, {}, FIELD)["output"]) == 1
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("unreadable", "error"),
     [
-        ({}, r"choices: the endpoint's answer has no choices, only: \[\]"),
+        ({}, r"choices: the endpoint's chat completion has no choices, only: \[\]"),
         ({"choices": []}, "has no choices"),
         ({"choices": None, "error": {"message": "busy"}}, "has no choices, only: {'message': 'busy'}"),
         ({"choices": ["x"]}, r"choices\[0\]: must be an object, not str"),
@@ -260,6 +264,8 @@ def test_only_the_first_choice_counts() -> None:
         ),
     ],
 )
-def test_an_answer_that_cannot_be_read(answer: dict[str, Any], error: str) -> None:
-    with pytest.raises(AnswerFormatError, match=error):
-        response(answer, {}, FIELD)
+def test_an_unreadable_completion_is_an_error_that_names_the_place(
+    unreadable: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ResponseFormatError, match=error):
+        response(unreadable, {}, FIELD)

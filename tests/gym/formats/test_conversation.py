@@ -1,4 +1,4 @@
-"""Where in a conversation the model began to generate."""
+"""Where the generated part of a conversation begins."""
 
 from typing import Any
 

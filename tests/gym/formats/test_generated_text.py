@@ -7,24 +7,24 @@ from nemo_gym.formats.generated_text import Call, Generated, parse_generated
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "text": "\u00fc"}}\n</tool_call>'
 
 
-def test_call_is_taken_out_of_the_text() -> None:
+def test_a_call_is_removed_from_the_text() -> None:
     (call,) = parse_generated(CALL, tools_offered=True).calls
     assert (call.name, json.loads(call.arguments)) == ("add", {"a": 1, "text": "\u00fc"})
     assert parse_generated(CALL, tools_offered=True).text == ""
 
 
-def test_several_calls_and_the_text_around_them_are_kept_in_order() -> None:
+def test_several_calls_and_the_text_around_them_keep_their_order() -> None:
     written = parse_generated(f"First.{CALL}\n{CALL} Last.", tools_offered=True)
     assert [call.name for call in written.calls] == ["add", "add"]
     assert written.text == "First.\n Last."
 
 
-def test_call_that_was_stopped_before_its_end_tag_counts() -> None:
+def test_a_call_without_its_end_tag_counts() -> None:
     written = parse_generated(CALL.removesuffix("</tool_call>"), tools_offered=True)
     assert [call.name for call in written.calls] == ["add"]
 
 
-def test_arguments_given_as_a_string_are_that_string() -> None:
+def test_arguments_in_a_string_stay_as_they_are() -> None:
     text = '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>'
     assert parse_generated(text, tools_offered=True).calls == [Call("add", '{"a": 1}')]
 
@@ -41,20 +41,20 @@ def test_arguments_given_as_a_string_are_that_string() -> None:
         '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',
     ],
 )
-def test_markup_that_is_no_call_stays_in_the_text_for_all_to_see(text: str) -> None:
+def test_malformed_markup_stays_in_the_text(text: str) -> None:
     assert parse_generated(text, tools_offered=True) == Generated(None, text, [])
 
 
-def test_without_tools_on_offer_nothing_is_a_call() -> None:
+def test_without_offered_tools_there_are_no_calls() -> None:
     assert parse_generated(CALL, tools_offered=False) == Generated(None, CALL, [])
 
 
-def test_reasoning_is_set_apart() -> None:
+def test_reasoning_is_separated_from_the_text() -> None:
     written = parse_generated(f"<think>hm</think>{CALL}", tools_offered=True)
     assert (written.reasoning, len(written.calls)) == ("hm", 1)
 
 
-def test_calls_become_those_of_a_chat_message_with_ids_of_their_own() -> None:
+def test_calls_of_a_chat_message_have_unique_ids() -> None:
     first, second = parse_generated(CALL + CALL, tools_offered=True).tool_calls()
     assert first["function"]["name"] == "add"
     assert first["id"] != second["id"]

@@ -1,4 +1,4 @@
-"""Chat messages as items of a Responses conversation."""
+"""Conversion of chat messages into Responses items."""
 
 from typing import Any
 
@@ -40,17 +40,17 @@ def assistant(content: Any = None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user"])
-def test_texts_stay_texts_and_roles_stay_roles(role: str) -> None:
+def test_strings_and_roles_are_kept(role: str) -> None:
     message = {"role": role, "content": "x", "name": "Ann"}
     assert items(message) == [{"type": "message", **message}]
 
 
-def test_reasoning_text_and_calls_are_items_in_this_order() -> None:
+def test_items_are_in_the_order_reasoning_text_calls() -> None:
     message = assistant("x", reasoning_content="t", tool_calls=[CHAT_CALL, CHAT_CALL | {"id": "c2"}])
     assert items(message) == [thought("t"), said(text("x")), CALL, CALL | {"call_id": "c2"}]
 
 
-def test_tags_are_read_without_a_parser_only() -> None:
+def test_tags_are_read_only_without_a_parser() -> None:
     message = assistant("<think>t</think>x")
     assert items(message, style=TAGS) == [thought("t"), said(text("x"))]
     assert items(message, style=FIELD) == [said(text("<think>t</think>x"))]
@@ -58,21 +58,21 @@ def test_tags_are_read_without_a_parser_only() -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_no_text_beside_calls_is_no_message_and_nothing_at_all_is_an_empty_one(content: Any) -> None:
+def test_calls_without_text_give_no_message_and_no_content_gives_an_empty_one(content: Any) -> None:
     assert items(assistant(content, tool_calls=[CHAT_CALL])) == [CALL]
     assert items(assistant(content, reasoning_content="t")) == [thought("t")]
     assert items(assistant(content)) == [said(text(""))]
     assert items(assistant(content, tool_calls=[])) == [said(text(""))]
 
 
-def test_content_in_parts_and_refusals() -> None:
+def test_content_in_parts_and_refusals_are_converted() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "no"}, {"type": "x"}]
     assert items(assistant(parts)) == [said(text("a"), parts[1], parts[2])]
     assert items(assistant(None, refusal="no")) == [said({"type": "refusal", "refusal": "no"})]
     assert items(assistant("a", refusal="no")) == [said(text("a"), {"type": "refusal", "refusal": "no"})]
 
 
-def test_a_tool_message_is_the_output_of_its_call() -> None:
+def test_a_tool_message_becomes_the_output_of_its_call() -> None:
     message = {"role": "tool", "tool_call_id": "c1", "content": "3"}
     assert items(message) == [{"type": "function_call_output", "call_id": "c1", "output": "3"}]
     parts = [{"type": "text", "text": "3"}]
@@ -94,11 +94,11 @@ def test_a_tool_message_is_the_output_of_its_call() -> None:
         ({"type": "video_url", "video_url": {}}, {"type": "video_url", "video_url": {}}),
     ],
 )
-def test_parts(part: dict[str, Any], converted: dict[str, Any]) -> None:
+def test_parts_are_converted(part: dict[str, Any], converted: dict[str, Any]) -> None:
     assert items({"role": "user", "content": [part]})[0]["content"] == [converted]
 
 
-def test_token_fields_stand_on_the_last_item_of_the_call_where_asked_for() -> None:
+def test_token_fields_are_on_the_last_item_if_requested() -> None:
     message = assistant("x", tool_calls=[CHAT_CALL], **TOKENS)
     assert items(message, with_tokens=True) == [said(text("x")), CALL | TOKENS]
     assert items(message, with_tokens=False) == [said(text("x")), CALL]
@@ -106,7 +106,7 @@ def test_token_fields_stand_on_the_last_item_of_the_call_where_asked_for() -> No
     assert all(item[field] is TOKENS[field] for field in TOKENS)
 
 
-def test_calls_are_read_leniently() -> None:
+def test_incomplete_calls_are_accepted() -> None:
     bare = {"function": {"name": "add"}}
     assert items(assistant(tool_calls=[bare])) == [
         {"type": "function_call", "name": "add", "arguments": "{}"}
@@ -125,7 +125,7 @@ def test_calls_are_read_leniently() -> None:
         ({"role": "user"}, r"messages\[0\]: its content must be"),
         ({"role": "user", "content": [{"type": "text"}]}, r"messages\[0\].content\[0\]: .* needs a 'text'"),
         ({"role": "user", "content": [{"type": "image_url"}]}, r"messages\[0\].content\[0\]: an image needs"),
-        (assistant(5), r"messages\[0\]: its content must be a text or a list of parts, not int"),
+        (assistant(5), r"messages\[0\]: its content must be a string or a list of parts, not int"),
         (assistant(tool_calls={"a": 1}), r"messages\[0\].tool_calls: must be a list, not dict"),
         (assistant(tool_calls=["x"]), r"messages\[0\].tool_calls\[0\]: a call must be an object"),
         (assistant(tool_calls=[{"id": "c"}]), r"messages\[0\].tool_calls\[0\]: a call needs a function"),
@@ -135,7 +135,7 @@ def test_calls_are_read_leniently() -> None:
         ),
     ],
 )
-def test_a_message_that_is_none_is_an_error_that_names_the_place(message: Any, error: str) -> None:
+def test_a_malformed_message_is_an_error_that_names_the_place(message: Any, error: str) -> None:
     with pytest.raises(FormatError, match=error):
         items(message)
 

@@ -1,16 +1,16 @@
-"""Reasoning in a field of its own and between tags."""
+"""Reasoning in a separate field and between tags."""
 
 from typing import Any
 
 import pytest
 
-from nemo_gym.formats.reasoning import ReasoningField, ReasoningTags, Spoken, split_reasoning
+from nemo_gym.formats.reasoning import ReasoningField, ReasoningTags, SplitText, split_reasoning
 
 FIELD, TAGS = ReasoningField(), ReasoningTags()
 
 
 @pytest.mark.parametrize(
-    ("text", "reasoning", "rest", "is_cut"),
+    ("text", "reasoning", "rest", "is_truncated"),
     [
         ("<think>a</think>b", "a", "b", False),
         ("<think>\na\n</think>\n\nb ", "\na\n", "\n\nb ", False),
@@ -30,37 +30,37 @@ FIELD, TAGS = ReasoningField(), ReasoningTags()
         ("", None, "", False),
     ],
 )
-def test_tags_part_reasoning_from_text_and_nothing_is_stripped(
-    text: str, reasoning: str | None, rest: str, is_cut: bool
+def test_tags_separate_reasoning_from_text_and_nothing_is_stripped(
+    text: str, reasoning: str | None, rest: str, is_truncated: bool
 ) -> None:
-    assert TAGS.read({}, text) == Spoken(reasoning, rest, is_cut)
+    assert TAGS.read({}, text) == SplitText(reasoning, rest, is_truncated)
     assert split_reasoning(text) == (reasoning, rest)
 
 
 def test_with_a_parser_tags_in_the_text_are_text() -> None:
-    assert FIELD.read({}, "<think>a</think>b") == Spoken(None, "<think>a</think>b")
+    assert FIELD.read({}, "<think>a</think>b") == SplitText(None, "<think>a</think>b")
 
 
 @pytest.mark.parametrize("style", [FIELD, TAGS])
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_both_names_of_the_field_are_read(style: ReasoningField | ReasoningTags, name: str) -> None:
-    assert style.read({name: "a"}, "b") == Spoken("a", "b")
+    assert style.read({name: "a"}, "b") == SplitText("a", "b")
 
 
 @pytest.mark.parametrize(
     "empty", [{}, {"reasoning_content": None}, {"reasoning": ""}, {"reasoning": {"x": 1}}]
 )
-def test_an_empty_field_is_no_reasoning(empty: dict[str, Any]) -> None:
-    assert FIELD.read(empty, "b") == Spoken(None, "b")
+def test_an_empty_field_is_not_reasoning(empty: dict[str, Any]) -> None:
+    assert FIELD.read(empty, "b") == SplitText(None, "b")
 
 
-def test_the_older_name_is_read_first_and_the_newer_one_where_it_is_empty() -> None:
+def test_the_older_name_takes_precedence_unless_it_is_empty() -> None:
     assert FIELD.read({"reasoning_content": "a", "reasoning": "other"}, "").reasoning == "a"
     assert FIELD.read({"reasoning_content": None, "reasoning": "other"}, "").reasoning == "other"
 
 
 @pytest.mark.parametrize(
-    ("content", "is_cut", "written"),
+    ("content", "is_truncated", "written"),
     [
         ("b", False, "<think>a</think>b"),
         ("", False, "<think>a</think>"),
@@ -74,7 +74,7 @@ def test_the_older_name_is_read_first_and_the_newer_one_where_it_is_empty() -> N
         ),
     ],
 )
-def test_tags_are_written_in_front_of_any_content(content: Any, is_cut: bool, written: Any) -> None:
+def test_tags_are_written_before_any_content(content: Any, is_truncated: bool, written: Any) -> None:
     message = {"role": "assistant", "content": content}
-    TAGS.write(message, "a", is_cut=is_cut)
+    TAGS.write(message, "a", is_truncated=is_truncated)
     assert message["content"] == written

@@ -1,11 +1,11 @@
-"""A Response as a Chat Completions answer."""
+"""Conversion of model responses into chat completions."""
 
 import time
 from typing import Any
 
 import pytest
 
-from nemo_gym.formats import AnswerFormatError, ReasoningField, ReasoningTags, chat_completion
+from nemo_gym.formats import ReasoningField, ReasoningTags, ResponseFormatError, chat_completion
 
 FIELD, TAGS = ReasoningField(), ReasoningTags()
 TOKENS: dict[str, Any] = {
@@ -53,17 +53,17 @@ def test_items_become_one_message() -> None:
     assert message(refusal) == {"role": "assistant", "content": None, "refusal": "no"}
 
 
-def test_reasoning_goes_between_tags_without_a_parser() -> None:
+def test_without_a_parser_reasoning_is_written_between_tags() -> None:
     assert message(thought("t"), said("x"), style=TAGS)["content"] == "<think>t</think>x"
     assert message(thought("t", status="incomplete"), style=TAGS)["content"] == "<think>t"
 
 
-def test_calls_of_tools_that_the_endpoint_ran_are_left_out() -> None:
+def test_tool_calls_that_the_endpoint_ran_itself_are_left_out() -> None:
     assert message({"type": "web_search_call", "id": "w"}, said("x")) == {"role": "assistant", "content": "x"}
 
 
 @pytest.mark.parametrize("last", [said("x"), CALL, thought("t")])
-def test_the_message_carries_the_very_token_lists(last: dict[str, Any]) -> None:
+def test_the_message_has_the_same_token_list_objects(last: dict[str, Any]) -> None:
     made = message(thought("before"), last | TOKENS)
     assert all(made[field] is TOKENS[field] for field in TOKENS)
 
@@ -79,16 +79,16 @@ def test_the_message_carries_the_very_token_lists(last: dict[str, Any]) -> None:
         ({"status": "incomplete"}, "length"),
     ],
 )
-def test_how_a_response_ended(fields: dict[str, Any], finish_reason: str) -> None:
+def test_the_status_becomes_a_finish_reason(fields: dict[str, Any], finish_reason: str) -> None:
     assert choice(said("x"), **fields)["finish_reason"] == finish_reason
 
 
-def test_a_response_with_calls_finished_with_them_unless_it_was_cut() -> None:
+def test_the_finish_reason_is_tool_calls_unless_the_response_was_truncated() -> None:
     assert choice(CALL)["finish_reason"] == "tool_calls"
     assert choice(CALL, status="incomplete")["finish_reason"] == "length"
 
 
-def test_log_probs_and_citations_leave_the_text() -> None:
+def test_log_probs_and_citations_move_from_the_text_to_the_choice() -> None:
     one, two = [{"token": "a"}], [{"token": "b"}]
     assert choice(said("a"))["logprobs"] is None
     assert choice(said("a", logprobs=one))["logprobs"]["content"] is one
@@ -100,7 +100,7 @@ def test_log_probs_and_citations_leave_the_text() -> None:
     ]
 
 
-def test_the_rest_of_the_answer() -> None:
+def test_the_other_fields_of_the_response_are_converted_or_kept() -> None:
     usage = {
         "input_tokens": 1,
         "input_tokens_details": {"cached_tokens": 4},
@@ -111,9 +111,9 @@ def test_the_rest_of_the_answer() -> None:
     }
     extra = {"service_tier": "flex", "system_fingerprint": "f", "unknown": 1}
     response = {"id": "resp_1", "created_at": 5.7, "model": "m", "output": [], "usage": usage, **extra}
-    answer = chat_completion({**response, "temperature": 1, "tools": [], "nothing": None}, FIELD)
-    del answer["choices"]
-    assert answer == {
+    completion = chat_completion({**response, "temperature": 1, "tools": [], "nothing": None}, FIELD)
+    del completion["choices"]
+    assert completion == {
         "id": "resp_1",
         "object": "chat.completion",
         "created": 5,
@@ -130,29 +130,31 @@ def test_the_rest_of_the_answer() -> None:
     }
 
 
-def test_what_nobody_said_gets_a_default() -> None:
-    answer = chat_completion({"output": []}, FIELD)
-    assert answer["id"].startswith("chatcmpl-")
-    assert abs(answer["created"] - time.time()) < 60
-    assert answer["usage"]["total_tokens"] == 0
+def test_missing_fields_get_defaults() -> None:
+    completion = chat_completion({"output": []}, FIELD)
+    assert completion["id"].startswith("chatcmpl-")
+    assert abs(completion["created"] - time.time()) < 60
+    assert completion["usage"]["total_tokens"] == 0
 
 
 @pytest.mark.parametrize(
     ("response", "error"),
     [
         ({}, "output: must be a list of items, not NoneType"),
-        ({"output": [], "status": "failed", "error": {"message": "busy"}}, "holds no answer: .*busy"),
-        ({"output": [], "status": "in_progress"}, "holds no answer: status 'in_progress'"),
+        ({"output": [], "status": "failed", "error": {"message": "busy"}}, "has no output: .*busy"),
+        ({"output": [], "status": "in_progress"}, "has no output: status 'in_progress'"),
         ({"output": ["x"]}, r"output\[0\]: an item must be an object"),
-        ({"output": [{"type": "custom_tool_call"}]}, r"output\[0\]: an item of type 'custom_tool_call'"),
+        ({"output": [{"type": "custom_tool_call"}]}, r"output\[0\]: .* item of type 'custom_tool_call'"),
         (
             {"output": [CALL, {"type": "function_call_output", "output": "3"}]},
-            r"output\[1\]: an item of type",
+            r"output\[1\]: .* item of type",
         ),
-        ({"output": [{"type": "message", "role": "user", "content": "x"}]}, r"output\[0\]: an item of type"),
-        ({"output": [said("x") | TOKENS, said("y")]}, r"output\[1\]: another model call begins"),
+        ({"output": [{"type": "message", "role": "user", "content": "x"}]}, r"output\[0\]: .* item of type"),
+        ({"output": [said("x") | TOKENS, said("y")]}, r"output\[1\]: a second model call begins"),
     ],
 )
-def test_a_response_that_is_no_answer_of_one_call(response: dict[str, Any], error: str) -> None:
-    with pytest.raises(AnswerFormatError, match=error):
+def test_a_response_that_is_not_one_model_call_is_an_error_that_names_the_place(
+    response: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ResponseFormatError, match=error):
         chat_completion(response, FIELD)

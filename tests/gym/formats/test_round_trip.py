@@ -1,4 +1,4 @@
-"""Conversion there and back changes nothing, and no input is ever changed."""
+"""A conversion followed by its inverse changes nothing, and no argument is ever changed."""
 
 import copy
 from typing import Any
@@ -12,10 +12,10 @@ from openai.types.responses import Response
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 
 from nemo_gym.formats import (
-    AnswerFormatError,
-    Dialect,
+    ChatStyle,
     ReasoningTags,
     RequestFormatError,
+    ResponseFormatError,
     chat_completion,
     chat_request,
     response,
@@ -28,7 +28,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from tests.gym.formats.conversations import (
-    DIALECTS,
+    CHAT_STYLES,
     chat_requests,
     completions,
     responses,
@@ -37,65 +37,65 @@ from tests.gym.formats.conversations import (
 from tests.gym.openai_utils.sdk_strategies import values_of
 
 some = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-dialects = st.sampled_from(DIALECTS)
-TAGS = Dialect(ReasoningTags(), sends_tokens=True)
+chat_styles = st.sampled_from(CHAT_STYLES)
+TAGS = ChatStyle(ReasoningTags(), sends_tokens=True)
 
 
-@given(responses_requests(), dialects)
+@given(responses_requests(), chat_styles)
 @some
-def test_a_responses_request_comes_back_the_same(params: dict[str, Any], dialect: Dialect) -> None:
+def test_a_responses_request_survives_the_round_trip(params: dict[str, Any], chat_style: ChatStyle) -> None:
     before = copy.deepcopy(params)
-    chat = chat_request(params, dialect)
+    chat = chat_request(params, chat_style)
     NeMoGymResponseCreateParamsNonStreaming.model_validate(params)
     NeMoGymChatCompletionCreateParamsNonStreaming.model_validate(chat)
-    assert responses_request(chat, dialect) == before
+    assert responses_request(chat, chat_style) == before
     assert params == before
 
 
-@given(dialects.flatmap(lambda dialect: st.tuples(st.just(dialect), chat_requests(dialect))))
+@given(chat_styles.flatmap(lambda chat_style: st.tuples(st.just(chat_style), chat_requests(chat_style))))
 @some
-def test_a_chat_request_comes_back_the_same(case: tuple[Dialect, dict[str, Any]]) -> None:
-    dialect, chat = case
+def test_a_chat_request_survives_the_round_trip(case: tuple[ChatStyle, dict[str, Any]]) -> None:
+    chat_style, chat = case
     before = copy.deepcopy(chat)
-    params = responses_request(chat, dialect)
+    params = responses_request(chat, chat_style)
     NeMoGymResponseCreateParamsNonStreaming.model_validate(params)
-    assert chat_request(params, dialect) == before
+    assert chat_request(params, chat_style) == before
     assert chat == before
 
 
-@given(dialects.flatmap(lambda dialect: st.tuples(st.just(dialect), completions(dialect))))
+@given(chat_styles.flatmap(lambda chat_style: st.tuples(st.just(chat_style), completions(chat_style))))
 @some
-def test_a_chat_answer_comes_back_the_same(case: tuple[Dialect, dict[str, Any]]) -> None:
-    dialect, completion = case
+def test_a_chat_completion_survives_the_round_trip(case: tuple[ChatStyle, dict[str, Any]]) -> None:
+    chat_style, completion = case
     before = copy.deepcopy(completion)
-    answer = response(completion, {}, dialect.reasoning)
-    NeMoGymResponse.model_validate(answer)
-    assert chat_completion(answer, dialect.reasoning) == before
+    converted = response(completion, {}, chat_style.reasoning)
+    NeMoGymResponse.model_validate(converted)
+    assert chat_completion(converted, chat_style.reasoning) == before
     assert completion == before
 
 
 @given(
     responses_requests().flatmap(lambda params: st.tuples(st.just(params), responses(params))),
-    dialects,
+    chat_styles,
 )
 @some
-def test_a_response_comes_back_the_same_but_for_the_ids_of_its_items(
-    case: tuple[dict[str, Any], dict[str, Any]], dialect: Dialect
+def test_a_response_survives_the_round_trip_except_for_item_ids(
+    case: tuple[dict[str, Any], dict[str, Any]], chat_style: ChatStyle
 ) -> None:
-    params, answer = case
-    before = copy.deepcopy(answer)
-    completion = chat_completion(answer, dialect.reasoning)
+    params, converted = case
+    before = copy.deepcopy(converted)
+    completion = chat_completion(converted, chat_style.reasoning)
     NeMoGymChatCompletion.model_validate(completion)
-    again = response(completion, params, dialect.reasoning)
-    for item in again["output"]:
+    round_trip = response(completion, params, chat_style.reasoning)
+    for item in round_trip["output"]:
         del item["id"]
-    assert again == before
-    assert answer == before
+    assert round_trip == before
+    assert converted == before
 
 
 @given(values_of(ResponseCreateParamsNonStreaming))
 @some
-def test_any_request_of_the_sdk_is_a_valid_chat_request_or_refused(params: dict[str, Any]) -> None:
+def test_any_sdk_request_becomes_a_valid_chat_request_or_is_rejected(params: dict[str, Any]) -> None:
     before = copy.deepcopy(params)
     try:
         chat = chat_request(params, TAGS)
@@ -103,14 +103,14 @@ def test_any_request_of_the_sdk_is_a_valid_chat_request_or_refused(params: dict[
         return
     finally:
         assert params == before
-    # An output may leave open which call it answers; whether the endpoint takes that is the endpoint's say.
+    # An output may lack the id of its call; the endpoint decides whether it accepts that.
     assume(all("tool_call_id" in message for message in chat["messages"] if message["role"] == "tool"))
     NeMoGymChatCompletionCreateParamsNonStreaming.model_validate(chat)
 
 
 @given(values_of(CompletionCreateParamsNonStreaming))
 @some
-def test_any_chat_request_of_the_sdk_is_a_valid_request_or_refused(chat: dict[str, Any]) -> None:
+def test_any_sdk_chat_request_becomes_a_responses_request_or_is_rejected(chat: dict[str, Any]) -> None:
     before = copy.deepcopy(chat)
     try:
         params = responses_request(chat, TAGS)
@@ -123,31 +123,31 @@ def test_any_chat_request_of_the_sdk_is_a_valid_request_or_refused(chat: dict[st
 
 @given(values_of(ChatCompletion))
 @some
-def test_any_chat_answer_of_the_sdk_is_a_response_to_the_sdk_or_unreadable(
+def test_any_sdk_completion_becomes_a_valid_response_or_is_rejected(
     completion: dict[str, Any],
 ) -> None:
     before = copy.deepcopy(completion)
     try:
-        answer = response(completion, {}, TAGS.reasoning)
-    except AnswerFormatError:
+        converted = response(completion, {}, TAGS.reasoning)
+    except ResponseFormatError:
         return
     finally:
         assert completion == before
-    NeMoGymResponse.model_validate(answer)
-    differing = ("usage", "service_tier", "moderation")  # what the SDK itself has in two forms
-    Response.model_validate({key: value for key, value in answer.items() if key not in differing})
+    NeMoGymResponse.model_validate(converted)
+    differing = ("usage", "service_tier", "moderation")  # their types differ within the SDK itself
+    Response.model_validate({key: value for key, value in converted.items() if key not in differing})
 
 
 @given(values_of(Response))
 @some
-def test_any_response_of_the_sdk_is_a_chat_answer_to_the_sdk_or_no_answer(answer: dict[str, Any]) -> None:
-    before = copy.deepcopy(answer)
+def test_any_sdk_response_becomes_a_valid_completion_or_is_rejected(converted: dict[str, Any]) -> None:
+    before = copy.deepcopy(converted)
     try:
-        completion = chat_completion(answer, TAGS.reasoning)
-    except AnswerFormatError:
+        completion = chat_completion(converted, TAGS.reasoning)
+    except ResponseFormatError:
         return
     finally:
-        assert answer == before
+        assert converted == before
     NeMoGymChatCompletion.model_validate(completion)
 
 
@@ -155,7 +155,7 @@ def test_any_response_of_the_sdk_is_a_chat_answer_to_the_sdk_or_no_answer(answer
 @pytest.mark.parametrize(
     "field", ["input", "tools", "tool_choice", "text", "reasoning", "include", "metadata"]
 )
-def test_junk_in_a_request_is_refused_or_handed_on_but_never_a_crash(field: str, junk: Any) -> None:
+def test_junk_in_a_request_is_rejected_or_passed_on_but_never_crashes(field: str, junk: Any) -> None:
     try:
         chat_request({"input": "x", field: junk}, TAGS)
     except RequestFormatError as error:

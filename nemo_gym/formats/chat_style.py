@@ -1,4 +1,4 @@
-"""How one endpoint's chat messages look: what the converters have to know about it."""
+"""How the chat messages of one endpoint look."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from nemo_gym.formats.reasoning import ReasoningField, ReasoningStyle
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ChatStyle:
     reasoning: ReasoningStyle = ReasoningField()  # noqa: RUF009 - it has no state
     sends_tokens: bool = False
-    """Whether token fields of the history go into requests; strict endpoints refuse unknown fields."""
+    """Whether requests include the token fields of the history. Strict endpoints reject unknown fields."""
