@@ -1,37 +1,65 @@
-"""Text for the terminal: tables, bars, and what others wrote made harmless."""
+"""Text for the terminal: tables, charts, and untrusted text made safe to show.
+
+`rich` is loaded when the first table is made.
+"""
 
 import re
 from collections.abc import Sequence
+from io import StringIO
+from typing import TYPE_CHECKING
 
-_BLOCKS = " ▏▎▍▌▋▊▉█"
+if TYPE_CHECKING:
+    from rich.table import Table
+
 _STEPS = "▁▂▃▄▅▆▇█"
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
+_UNLIMITED = 1_000_000
+"""Columns: more than any table has, so that no cell is cut or wrapped."""
 
 
 def counted(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell; nothing is cut."""
-    cells = [list(header), *([one_line(str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    rule = ["─" * width for width in widths]
-    return "\n".join(_line(row, widths) for row in [cells[0], rule, *cells[1:]])
+    """A table as plain text, columns as wide as their widest cell. Cells may hold untrusted text."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="none"
+    )
+    for title in header:
+        drawn.add_column(Text(title), no_wrap=True)
+    for row in rows:
+        drawn.add_row(*(Text(one_line(str(cell))) for cell in row))
+    return _plain(drawn)
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def bar_chart(bars: Sequence[tuple[str, float, str]], width: int) -> str:
+    """One line per bar: a label, a bar for a share of 0 to 1, and a note.
 
+    The bar of a share above 0 is always visible.
+    """
+    from rich.bar import Bar
+    from rich.table import Table
+    from rich.text import Text
 
-def bar(share: float, width: int) -> str:
-    """A horizontal bar; the smallest share above 0 is seen."""
-    full, part = divmod(round(share * width * 8) or (share > 0), 8)
-    return "█" * full + _BLOCKS[part].strip()
+    drawn = Table.grid(padding=(0, 2), pad_edge=False)
+    drawn.add_column(justify="right", no_wrap=True)
+    drawn.add_column(no_wrap=True)
+    drawn.add_column(no_wrap=True)
+    smallest = 1 / (8 * width)
+    for label, share, note in bars:
+        shown = max(share, smallest) if share > 0 else 0.0
+        drawn.add_row(Text(label), Bar(1.0, 0.0, shown, width=width), Text(note))
+    return _plain(drawn)
 
 
 def step(share: float) -> str:
@@ -40,6 +68,16 @@ def step(share: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Anybody's text as one line that is safe to show: no control characters, no escape sequences."""
+    """Untrusted text as one line that is safe to show: no control characters, no escape sequences."""
     words = " ".join(_ESCAPES.sub("", text).split())
     return "".join(character for character in words if character.isprintable())
+
+
+def _plain(drawn: "Table") -> str:
+    """The table without colours, whatever the terminal and the environment say."""
+    from rich.console import Console
+
+    written = StringIO()
+    console = Console(file=written, width=_UNLIMITED, color_system=None, legacy_windows=False)
+    console.print(drawn)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())

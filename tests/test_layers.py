@@ -19,7 +19,7 @@ LAYERS = [
     {"http"},
     {"openai_utils"},
     {"formats"},
-    {"config_types", "path_utils", "terminal", "extras", "responses_converter"},
+    {"config_types", "path_utils", "terminal", "progress_bar", "extras", "responses_converter"},
     {"config", "journal"},
     {"records"},
     {"metrics", "trackers"},

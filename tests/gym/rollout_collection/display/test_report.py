@@ -24,7 +24,7 @@ def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playgrou
         "answering: reward 1.00 (95 % CI 0.29–1.00, 3 tasks × 1), 100 % complete",
         "",
         "metric       value  95 % CI    median  std  min  max",
-        "───────────  ─────  ─────────  ──────  ───  ───  ───",
+        "────────────────────────────────────────────────────",
         "mean/reward  1      0.29–1.00  1       0    1    1",
         "",
         "rewards",

@@ -1,22 +1,27 @@
-"""What people see of a run while it goes on."""
+"""The progress of a run, as people see it."""
 
 import fcntl
 import io
 import os
 import re
 import struct
+import subprocess
+import sys
 import termios
+from dataclasses import replace
 
 import pytest
 
 from nemo_gym.rollout_collection.display.progress import Snapshot
-from nemo_gym.rollout_collection.display.screen import Display, terminal_lines
+from nemo_gym.rollout_collection.display.screen import Display
 
-_STEP = re.compile(r"\x1b\[A|\x1b\[J|\r|\n|[^\x1b\r\n]+")
+_STEP = re.compile(r"\x1b\[A|\r|\n|[^\x1b\r\n]+")
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal, and what stands on its screen."""
+    """A stream that claims to be a terminal, and the rows of its screen."""
+
+    encoding = "utf-8"
 
     def isatty(self) -> bool:
         return True
@@ -27,8 +32,6 @@ class Terminal(io.StringIO):
         for step in _STEP.findall(self.getvalue()):
             if step == "\x1b[A":
                 row -= 1
-            elif step == "\x1b[J":
-                rows[row:] = [rows[row][:column]]
             elif step == "\r":
                 column = 0
             elif step == "\n":
@@ -37,7 +40,9 @@ class Terminal(io.StringIO):
             else:
                 rows[row] = rows[row][:column].ljust(column) + step + rows[row][column + len(step) :]
                 column += len(step)
-        return rows
+        while rows and not rows[-1].strip():
+            rows.pop()
+        return [text.rstrip() for text in rows]
 
 
 def snapshot(done: int = 45, limits: dict[str, int] | None = None) -> Snapshot:
@@ -61,107 +66,98 @@ DETAILS = ("reward 0.512", "failed 3", "in flight 64", "12.3k tok/s", "retries 2
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """80 columns wide."""
     monkeypatch.setenv("COLUMNS", "80")
     return Terminal()
 
 
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setenv("COLUMNS", "200")
-    return Terminal()
-
-
-def test_narrow_terminal_shows_all_details_on_a_second_line(narrow: Terminal) -> None:
-    Display(narrow).show(snapshot())
-    bar, details = narrow.screen
-    assert "|████▌" in bar and "45/200 [01:05<03:50, 42/min]" in bar
+def test_terminal_shows_a_bar_and_the_details_below_it(terminal: Terminal) -> None:
+    Display(terminal).show(snapshot())
+    bar, details = terminal.screen
+    assert re.fullmatch(r"Collecting rollouts:  22%\|█+. *\| 45/200 \[01:05<03:50, 42/min\]", bar), bar
     assert all(text in details for text in DETAILS)
-    assert max(len(bar), len(details)) < 80 and "…" not in bar + details
+    assert max(len(bar), len(details)) < 80
 
 
-def test_wide_terminal_shows_one_line(wide: Terminal) -> None:
-    Display(wide).show(snapshot())
-    [line] = wide.screen
-    assert "45/200" in line and all(text in line for text in DETAILS)
-
-
-@pytest.mark.parametrize("name", ["narrow", "wide"])
-def test_progress_is_redrawn_in_its_place(request: pytest.FixtureRequest, name: str) -> None:
-    terminal: Terminal = request.getfixturevalue(name)
+def test_progress_is_redrawn_in_place(terminal: Terminal) -> None:
     display = Display(terminal)
     display.note("first")
     for done in (1, 2, 3):
         display.show(snapshot(done))
-    first, bar, *more = terminal.screen
+    first, bar, _ = terminal.screen
     assert first == "first" and "3/200" in bar
-    assert len(more) == (name == "narrow")
 
 
-@pytest.mark.parametrize("name", ["narrow", "wide"])
-def test_notes_stand_above_the_progress_and_nothing_of_it_is_left_beside_them(
-    request: pytest.FixtureRequest, name: str
-) -> None:
-    terminal: Terminal = request.getfixturevalue(name)
+def test_notes_are_above_the_progress_and_later_notes_below_its_end(terminal: Terminal) -> None:
     display = Display(terminal)
     display.show(snapshot())
-    display.note("hear")
-    assert terminal.screen == ["hear", ""]
-    display.show(snapshot())
+    display.note("early")
+    early, bar, details = terminal.screen
+    assert early == "early" and "45/200" in bar and "failed 3" in details
     display.finish(snapshot(200))
-    display.note("done")
-    heard, bar, *details, done, empty = terminal.screen
-    assert (heard, done, empty) == ("hear", "done", "") and "200/200" in bar
-    assert len(details) == (name == "narrow")
+    display.note("late")
+    early, bar, details, late = terminal.screen
+    assert (early, late) == ("early", "late") and "200/200" in bar and "failed 3" in details
 
 
-def test_what_others_write_meanwhile_is_not_erased(narrow: Terminal) -> None:
-    display = Display(narrow)
+def test_lines_of_other_writers_are_not_erased(terminal: Terminal) -> None:
+    display = Display(terminal)
     display.show(snapshot())
-    narrow.write("WARNING of somebody else\n")
+    terminal.write("WARNING from a library\n")
     display.show(snapshot(46))
-    other, bar, _ = narrow.screen
-    assert other.startswith("WARNING of somebody else") and "46/200" in bar
+    other, bar, _ = terminal.screen
+    assert other.startswith("WARNING from a library") and "46/200" in bar
 
 
-def test_terminal_that_grows_wider_keeps_no_second_line(
-    narrow: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    display = Display(narrow)
-    display.show(snapshot())
-    monkeypatch.setenv("COLUMNS", "200")
-    display.show(snapshot())
-    assert len(narrow.screen) == 1
+def test_text_of_others_neither_controls_the_terminal_nor_the_format(terminal: Terminal) -> None:
+    means = {"{n}\x1b[2J": {"{reward}\n": 0.5}, "other": {"reward": 1.0}}
+    Display(terminal).show(replace(snapshot(), means=means))
+    _, details = terminal.screen
+    assert details.startswith("{n} {reward} 0.5, other reward 1")
 
 
-def test_bar_shrinks_before_anything_is_cut() -> None:
-    widths = {}
-    for columns in range(56, 81):
-        bar, _ = terminal_lines(snapshot(), columns)
-        assert bar.endswith(" 45/200 [01:05<03:50, 42/min]") and len(bar) <= columns
-        widths[columns] = len(bar.split("|")[1]) if "|" in bar else 0
-    assert list(widths.values()) == sorted(widths.values())
-    assert (widths[56], widths[70], widths[80]) == (0, 14, 20)
-    bar, details = terminal_lines(snapshot(), 40)
-    assert len(bar) == len(details) == 40 and bar.endswith("…") and details.endswith("…")
-
-
-def test_width_is_that_of_the_terminal_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard output may be a file meanwhile."""
-    monkeypatch.delenv("COLUMNS", raising=False)
+@pytest.mark.parametrize("columns", [0, 20, 40, 60, 79, 80, 81, 120, 200])
+def test_lines_fit_the_terminal_that_is_written_to(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if standard output is a file. 0 columns means that the size is not known."""
+    monkeypatch.setenv("COLUMNS", "100")
     reader, writer = os.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(reader, "rb", 0) as written, os.fdopen(writer, "w") as stream:
-        Display(stream).finish(snapshot())
+        display = Display(stream)
+        display.show(snapshot())
+        display.finish(snapshot())
+        display.note("the end")
         text = b""
-        while text.count(b"\n") < 2:
+        while b"the end\r\n" not in text:
             text += written.read(4096)
-    bar, details = text.decode().replace("\r\x1b[J", "").splitlines()
-    assert max(len(bar), len(details)) < 80 and "failed 3" in details
+    terminal = Terminal()
+    terminal.write(text.decode().replace("\r\n", "\n"))
+    bar, details, end = terminal.screen
+    assert max(len(bar), len(details)) < (columns or 100) and end == "the end"
+    assert 0 < columns < 60 or bar.endswith(" 45/200 [01:05<03:50, 42/min]")  # the bar shrinks first
 
 
-def test_elsewhere_there_is_a_plain_line_at_the_end() -> None:
+def test_run_continues_when_the_terminal_is_gone(terminal: Terminal) -> None:
+    display = Display(terminal)
+    display.show(snapshot())
+    terminal.close()
+    display.show(snapshot(46))
+    display.note("unheard")
+    display.finish(snapshot(200))
+
+
+def test_bar_leaves_the_start_method_of_multiprocessing_open() -> None:
+    code = (
+        "import io, multiprocessing\n"
+        "from nemo_gym.progress_bar import ProgressBar\n"
+        "ProgressBar(io.StringIO(), 'label', 2).update(1, '', '')\n"
+        "multiprocessing.set_start_method('spawn')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_stream_that_is_not_a_terminal_gets_a_plain_line_at_the_end() -> None:
     stream = io.StringIO()
     display = Display(stream)
     display.show(snapshot())
@@ -171,6 +167,6 @@ def test_elsewhere_there_is_a_plain_line_at_the_end() -> None:
     assert all(text in line for text in DETAILS)
 
 
-def test_limits_of_endpoints_stand_in_the_progress(narrow: Terminal) -> None:
-    Display(narrow).show(snapshot(limits={"host:8000": 48}))
-    assert "limit host:8000 48" in narrow.screen[1]
+def test_limits_of_endpoints_are_among_the_details(terminal: Terminal) -> None:
+    Display(terminal).show(snapshot(limits={"host:8000": 48}))
+    assert "limit host:8000 48" in terminal.screen[1]
