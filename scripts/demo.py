@@ -43,7 +43,7 @@ def described(item: dict[str, Any]) -> str:
         case {"type": "function_call", "name": name, "arguments": arguments}:
             return f"model calls {name}({arguments})"
         case {"type": "function_call_output", "output": output}:
-            return f"tool answers {output}"
+            return f"tool returns {output}"
         case {"role": "user", "content": str(text)}:
             return f"user: {text}"
         case {"content": [{"text": text}, *_]}:

@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from io import TextIOWrapper
 
+from nemo_gym.cli.name_conflict import warn_of_other_distribution
+
 COMMANDS = {
     "run": "Start every server of a configuration, each in a process of its own",
     "status": "Show running servers and collections, and what their rollouts wait for",
@@ -28,6 +30,7 @@ COMMANDS = {
 def main() -> None:
     """`ng <command> …`."""
     _write_any_text()
+    warn_of_other_distribution()
     arguments = sys.argv[1:]
     name = arguments[0].replace("-", "_") if arguments else "--help"
     if name in ("__help", "_h", "--help", "help"):
@@ -65,6 +68,7 @@ def enter(name: str, arguments: list[str]) -> None:
     from nemo_gym.errors import NeMoGymError
 
     _write_any_text()
+    warn_of_other_distribution()
     try:
         gc.disable()  # what is loaded stays: to look for garbage in it would be a tenth of the start
         command = import_module(f"nemo_gym.cli.{name}").COMMAND

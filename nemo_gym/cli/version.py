@@ -8,6 +8,7 @@ from nemo_gym import PARENT_DIR, __version__
 from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.extras import DISTRIBUTION
 
 _PACKAGES = ("fastapi", "pydantic", "aiohttp", "uvicorn", "omegaconf", "orjson")
 
@@ -18,12 +19,12 @@ class VersionConfig(BaseNeMoGymCLIConfig):
 
 
 def run(config: GymConfig, options: VersionConfig) -> int:
-    versions = {"nemo-gym": __version__, "python": platform.python_version()}
+    versions = {DISTRIBUTION: __version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in _PACKAGES}
     if options.json_output:
         print(json.dumps(versions, indent=2))
         return 0
-    print(f"nemo-gym {__version__} ({PARENT_DIR})")
+    print(f"{DISTRIBUTION} {__version__} ({PARENT_DIR})")
     print(", ".join(f"{name} {number}" for name, number in list(versions.items())[1:]))
     return 0
 

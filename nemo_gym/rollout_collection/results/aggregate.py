@@ -20,9 +20,9 @@ from nemo_gym.journal import make_parent, new_file, read_objects, set_aside
 from nemo_gym.metrics import Columns
 from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for, materialized_path_for
 from nemo_gym.records import SKIP_HINT, BadLines, agent_of
-from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.recording.manifest import Manifest
+from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.results.shards import Settled, ShardLines, Shards
 from nemo_gym.rollout_collection.results.tracking import track_run
 from nemo_gym.trackers import warn_early

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.config import MASK, mask_secrets
-from nemo_gym.rollout_collection.results.agent_metrics import Entry
 from nemo_gym.rollout_collection.recording.manifest import flattened
+from nemo_gym.rollout_collection.results.agent_metrics import Entry
 from nemo_gym.trackers import AgentFigures, TrackedRun, TrackerConfig, publish
 
 

@@ -478,7 +478,7 @@ def test_without_pyarrow_the_message_says_how_to_install_it(
     source = write(tmp_path / "in.jsonl", rollout())
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
-    with pytest.raises(ConfigError, match=r"pip install 'nemo-gym\[export\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[export\]'"):
         export_rollouts(source, tmp_path / "out.parquet")
     export_rollouts(source, tmp_path / "out.jsonl")  # needs none
 

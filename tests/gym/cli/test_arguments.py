@@ -31,7 +31,7 @@ def test_both_argument_styles_mean_the_same(ng: Ng, config: str, arguments: tupl
 def test_flag_needs_no_value(ng: Ng, arguments: tuple[str, ...]) -> None:
     done = ng("version", *arguments)
     assert done.code == 0
-    assert json.loads(done.out)["nemo-gym"]
+    assert json.loads(done.out)["handspring"]
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,9 @@ def test_datasets_that_are_prepared_later_need_not_be_there(ng: Ng, config: str,
 
 
 def test_version_is_that_of_the_package(ng: Ng) -> None:
-    assert ng("version").out.startswith(f"nemo-gym {nemo_gym.__version__} ")
+    assert ng("version").out.startswith(f"handspring {nemo_gym.__version__} ")
     versions = json.loads(ng("version", "+json_output=true").out)
-    assert versions["nemo-gym"] == nemo_gym.__version__
+    assert versions["handspring"] == nemo_gym.__version__
     assert {"python", "fastapi", "pydantic"} <= set(versions)
 
 

@@ -58,7 +58,7 @@ def test_umbrella_lists_the_commands(umbrella: Umbrella, arguments: tuple[str, .
 
 @pytest.mark.parametrize("name", ["version", "ng_version", "--version", "-V"])
 def test_umbrella_runs_a_command(umbrella: Umbrella, name: str) -> None:
-    assert umbrella(name).out.startswith(f"nemo-gym {__version__}")
+    assert umbrella(name).out.startswith(f"handspring {__version__}")
 
 
 def test_umbrella_takes_dashes_for_underscores(umbrella: Umbrella) -> None:

@@ -8,8 +8,8 @@ from nemo_gym.trackers import AgentFigures, TimeLimit, TrackedRun, TrackerConfig
 from nemo_gym.trackers.tracker import track
 
 RUN = TrackedRun({"agent": AgentFigures({"mean/reward": 0.5}, {})}, None, None, {})
-NO_WANDB = "tracking with W&B needs the package wandb; install it with: pip install 'nemo-gym[wandb]'"
-NO_MLFLOW = "tracking with MLflow needs the package mlflow; install it with: pip install 'nemo-gym[mlflow]'"
+NO_WANDB = "tracking with W&B needs the package wandb; install it with: pip install -e '.[wandb]'"
+NO_MLFLOW = "tracking with MLflow needs the package mlflow; install it with: pip install -e '.[mlflow]'"
 BOTH = TrackerConfig(wandb_project="gym", mlflow_tracking_uri="http://127.0.0.1:5000")
 
 
@@ -42,7 +42,7 @@ def test_a_package_that_is_missing_is_told_before_the_run() -> None:
 def test_a_database_needs_its_packages_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     (warning,) = warn_early(TrackerConfig(mlflow_tracking_uri="sqlite:///mlflow.db"))
-    assert "needs the package sqlalchemy; install it with: pip install 'nemo-gym[mlflow]'" in warning
+    assert "needs the package sqlalchemy; install it with: pip install -e '.[mlflow]'" in warning
 
 
 def test_looking_for_the_packages_loads_none_of_them() -> None:

@@ -1,0 +1,38 @@
+"""Warns if the distribution `nemo-gym` is installed too: both install the import package `nemo_gym`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+
+OTHER_DISTRIBUTION = "nemo-gym"
+_METADATA = ("nemo_gym-", (".dist-info", ".egg-info"))
+"""How the name of its metadata folder begins and ends."""
+
+
+@cache
+def warn_of_other_distribution() -> None:
+    """Print the warning once per process."""
+    if is_installed(sys.path):
+        print(conflict_message(), file=sys.stderr)
+
+
+def is_installed(search_path: Sequence[str]) -> bool:
+    """Whether `nemo-gym` has metadata on the path. Reads only folder names: every command waits for it."""
+    start, endings = _METADATA
+    for folder in search_path:
+        with suppress(OSError):
+            if any(name.startswith(start) and name.endswith(endings) for name in os.listdir(folder or ".")):
+                return True
+    return False
+
+
+def conflict_message() -> str:
+    from nemo_gym.extras import DISTRIBUTION, install_command
+
+    return (
+        f"warning: the distribution {OTHER_DISTRIBUTION} is also installed in this environment. "
+        f"It is another project, or {DISTRIBUTION} under its old name; both contain the package nemo_gym. "
+        f"Run: pip uninstall -y {OTHER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
+    )
