@@ -1,0 +1,1 @@
+"""What a run leaves: metrics of each agent, merged shards, trackers."""
