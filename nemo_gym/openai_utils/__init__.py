@@ -1,4 +1,4 @@
-"""OpenAI's Responses and Chat Completions APIs: their objects as lean models of our own."""
+"""Lean pydantic models of the objects of OpenAI's Responses and Chat Completions APIs."""
 
 from .chat import (
     NeMoGymChatCompletion,

@@ -1,7 +1,7 @@
-"""The request and the answer of the Chat Completions API.
+"""The request of the Chat Completions API and its response, the chat completion.
 
-Of an answer only `choices` and the message in each must be there; of a request only `messages`. Objects
-inside an answer are read by attribute, those inside a request are dicts.
+In a completion only `choices` and the message of each are required; in a request only `messages`. Objects in
+a completion are models, read by attribute; objects in a request are dicts.
 """
 
 from typing import Annotated, Literal
@@ -25,14 +25,14 @@ from .wire_model import (
 
 
 class NeMoGymFunction(WireModel):
-    """Which function is called; `arguments` is JSON in a string."""
+    """The function that is called; `arguments` is JSON in a string."""
 
     arguments: str
     name: str
 
 
 class NeMoGymChatCompletionMessageToolCall(WireModel):
-    """The model's call of a function."""
+    """A function call of the model."""
 
     id: str | None = None
     function: NeMoGymFunction
@@ -40,7 +40,7 @@ class NeMoGymChatCompletionMessageToolCall(WireModel):
 
 
 class NeMoGymChatCompletionMessageOtherToolCall(WireModel):
-    """The model's call of a tool that is no function, such as a `custom` one."""
+    """A call of a tool that is not a function, such as a `custom` tool."""
 
     id: str | None = None
     type: str
@@ -61,12 +61,12 @@ def _pick_call(call: object) -> str | None:
 
 _ToolCall = Annotated[
     NeMoGymChatCompletionMessageToolCall | NeMoGymChatCompletionMessageOtherToolCall,
-    Picked(_pick_call, _CALLS, "a call of a tool"),
+    Picked(_pick_call, _CALLS, "a tool call"),
 ]
 
 
 class NeMoGymChatCompletionMessage(WireModel):
-    """What the model answered: text, calls of tools, or both."""
+    """A message that the model generated: text, tool calls, or both."""
 
     content: str | None = None
     role: Literal["assistant"] = "assistant"
@@ -76,7 +76,7 @@ class NeMoGymChatCompletionMessage(WireModel):
 
 
 class NeMoGymChatCompletionMessageForTraining(NeMoGymChatCompletionMessage, TokenIDLogProbMixin):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 _MESSAGES: dict[str, type[WireModel]] = {
@@ -147,7 +147,7 @@ _Tool = Annotated[
 
 
 class NeMoGymChatCompletionCreateParamsNonStreaming(WireModel):
-    # The costliest model to build, and many a run never uses it: built at its first use, not at import.
+    # Built at first use, not at import: it is the slowest model to build, and many runs never use it.
     model_config = ConfigDict(defer_build=True)
 
     messages: list[NeMoGymChatCompletionMessageParam]

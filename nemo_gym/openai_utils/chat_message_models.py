@@ -1,6 +1,6 @@
 """Messages of a Chat Completions request, as dicts. `role` picks the definition.
 
-A message of a role without a definition here is any dict: chat templates know roles of their own.
+A message with a role that has no definition here may be any dict: chat templates can define more roles.
 """
 
 from typing import Annotated, Any, Literal, NotRequired
@@ -40,7 +40,7 @@ class NeMoGymChatCompletionMessageToolCallFunctionParam(TypedDict):
 
 @LENIENT
 class NeMoGymChatCompletionMessageToolCallParam(TypedDict):
-    """The model's call of a function; the function's `arguments` are JSON in a string."""
+    """A function call of the model; the function's `arguments` are JSON in a string."""
 
     id: str
     function: NeMoGymChatCompletionMessageToolCallFunctionParam
@@ -48,7 +48,7 @@ class NeMoGymChatCompletionMessageToolCallParam(TypedDict):
 
 
 def pick_tool_call(call: object) -> str | None:
-    """Pick for calls in dicts: of a `function`, or of a tool of another type (`call`)."""
+    """The member for a call in a dict: `function`, or `call` for a tool of another type."""
     if not isinstance(call, dict):
         return None
     return "function" if call.get("type", "function") == "function" else "call"
@@ -87,7 +87,7 @@ class NeMoGymChatCompletionDeveloperMessageParam(TypedDict):
 
 @LENIENT
 class NeMoGymChatCompletionToolMessageParam(TypedDict):
-    """What a tool answered to the call `tool_call_id`."""
+    """The output of the tool call `tool_call_id`."""
 
     content: _Content
     role: Literal["tool"]
@@ -96,7 +96,7 @@ class NeMoGymChatCompletionToolMessageParam(TypedDict):
 
 @LENIENT
 class NeMoGymChatCompletionAssistantMessageParam(TypedDict):
-    """What the model said before: text, calls of tools, or both."""
+    """An earlier message of the model: text, tool calls, or both."""
 
     role: Literal["assistant"]
     content: NotRequired[_Content | None]
@@ -111,7 +111,7 @@ class NeMoGymChatCompletionAssistantMessageParam(TypedDict):
 class NeMoGymChatCompletionAssistantMessageForTrainingParam(
     NeMoGymChatCompletionAssistantMessageParam, TokenIDLogProbTypedDictMixin
 ):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 @LENIENT

@@ -1,7 +1,7 @@
-"""The request and the answer of the Responses API.
+"""The request and the response of the Responses API.
 
-Of an answer only `output` must be there; of a request only `input`. Objects inside an answer are read by
-attribute, those inside a request are dicts, as in OpenAI's own library.
+In a response only `output` is required; in a request only `input`. Objects in a response are models, read by
+attribute; objects in a request are dicts, as in OpenAI's own library.
 """
 
 from typing import Annotated, Literal
@@ -115,7 +115,7 @@ class NeMoGymResponseCreateParamsNonStreaming(WireModel):
     top_p: Number | None = None
     top_logprobs: int | None = None
     seed: int | None = None
-    """Not OpenAI's: engines that sample reproducibly take it."""
+    """Not in OpenAI's API; engines with reproducible sampling accept it."""
     reasoning: JsonObject | None = None
     text: JsonObject | None = None
     metadata: JsonObject | None = None

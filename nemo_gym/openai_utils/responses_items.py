@@ -1,7 +1,7 @@
-"""Items of a conversation in the Responses API: messages, reasoning, tool calls and what tools answered.
+"""Items of a conversation in the Responses API: messages, reasoning, tool calls and tool outputs.
 
-`type` picks the model. An item of a type without a model here is a `NeMoGymResponseItem`, which keeps all of
-it; an item that carries token ids is of the `ForTraining` variant.
+`type` picks the model. An item of any other type is a `NeMoGymResponseItem`, which keeps all fields. An item
+with token ids is of the `ForTraining` variant.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from .wire_model import Pick, Picked, TokenIDLogProbMixin, WireModel, has_tokens
 
 
 class NeMoGymResponseItem(WireModel):
-    """An item of a type that has no model of its own, such as `web_search_call` or `item_reference`."""
+    """An item of a type without its own model, such as `web_search_call` or `item_reference`."""
 
     type: str | None = None
     id: str | None = None
 
 
 class NeMoGymEasyInputMessage(WireModel):
-    """A message in its short form: a role and a text or parts."""
+    """A message in its short form: a role, and a string or parts."""
 
     content: TextOrParts
     role: Literal["user", "assistant", "system", "developer"]
@@ -31,7 +31,7 @@ class NeMoGymEasyInputMessage(WireModel):
 
 
 class NeMoGymMessage(WireModel):
-    """An input message as the API lists it: its content in parts, with a status."""
+    """An input message as the API returns it: its content in parts, with a status."""
 
     content: list[Part]
     role: Literal["user", "system", "developer"]
@@ -40,7 +40,7 @@ class NeMoGymMessage(WireModel):
 
 
 class NeMoGymResponseOutputMessage(WireModel):
-    """A message that the model wrote."""
+    """A message that the model generated."""
 
     id: str | None = None
     content: list[Part]
@@ -52,7 +52,7 @@ class NeMoGymResponseOutputMessage(WireModel):
 
 
 class NeMoGymResponseReasoningItem(WireModel):
-    """What the model thought, as text, as a summary, or encrypted."""
+    """The reasoning of the model, as text, as a summary, or encrypted."""
 
     id: str | None = None
     summary: list[NeMoGymSummary] = Field(default_factory=list)
@@ -63,7 +63,7 @@ class NeMoGymResponseReasoningItem(WireModel):
 
 
 class NeMoGymResponseFunctionToolCall(WireModel):
-    """The model's call of a function; `arguments` is JSON in a string."""
+    """A function call of the model; `arguments` is JSON in a string."""
 
     arguments: str
     call_id: str
@@ -75,7 +75,7 @@ class NeMoGymResponseFunctionToolCall(WireModel):
 
 
 class NeMoGymFunctionCallOutput(WireModel):
-    """What a function answered to the call `call_id`."""
+    """The output of the function call `call_id`."""
 
     call_id: str | None = None
     output: TextOrParts
@@ -85,23 +85,23 @@ class NeMoGymFunctionCallOutput(WireModel):
 
 
 class NeMoGymEasyInputMessageForTraining(NeMoGymEasyInputMessage, TokenIDLogProbMixin):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 class NeMoGymMessageForTraining(NeMoGymMessage, TokenIDLogProbMixin):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 class NeMoGymResponseOutputMessageForTraining(NeMoGymResponseOutputMessage, TokenIDLogProbMixin):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 class NeMoGymResponseReasoningItemForTraining(NeMoGymResponseReasoningItem, TokenIDLogProbMixin):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 class NeMoGymResponseFunctionToolCallForTraining(NeMoGymResponseFunctionToolCall, TokenIDLogProbMixin):
-    """With the tokens of its generation."""
+    """With the token ids and log-probabilities of its generation."""
 
 
 _MEMBERS: dict[str, type[WireModel]] = {
@@ -123,7 +123,7 @@ _FOR_TRAINING = {name.removesuffix("_for_training"): name for name in _MEMBERS i
 
 
 def _is_message(item: dict[str, Any]) -> bool:
-    """Whether an item without `type` is a message; the one other such item is a reference, a bare `id`."""
+    """Whether an item without `type` is a message. Otherwise it is a reference, which has only an `id`."""
     return "id" not in item or "role" in item or "content" in item
 
 
@@ -136,18 +136,18 @@ def _input_message(item: dict[str, Any]) -> str:
     if not isinstance(content, list):
         return "message"
     if item.get("role") == "assistant":
-        written = _part_type(content[0]) in ("output_text", "refusal") if content else "id" in item
-        return "output_message" if written else "message"
+        is_output = _part_type(content[0]) in ("output_text", "refusal") if content else "id" in item
+        return "output_message" if is_output else "message"
     return "message" if item.get("status") is None else "input_message"
 
 
 def _output_message(item: dict[str, Any]) -> str:
-    """Agents add what users said to their output too."""
+    """Input messages are possible too: agents add user messages to their output."""
     return "output_message" if item.get("role", "assistant") == "assistant" else _input_message(item)
 
 
 def _picker(message: Callable[[dict[str, Any]], str]) -> Pick:
-    """Pick for items; `message` names the member for those that are messages."""
+    """A pick function for items; `message` returns the member for a message."""
 
     def pick(item: object) -> str | None:
         if not isinstance(item, dict):

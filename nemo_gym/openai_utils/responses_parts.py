@@ -1,4 +1,4 @@
-"""Parts of which the content of an item is made. Of an unknown type, a part keeps all its fields."""
+"""The parts of an item's content. A part of an unknown type keeps all its fields."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from .wire_model import Picked, WireModel, WireObject, member_of_instance, text_
 
 
 class NeMoGymResponsePart(WireModel):
-    """A part of a type that has no model of its own, such as `input_image` or `input_file`."""
+    """A part of a type without its own model, such as `input_image` or `input_file`."""
 
     type: str | None = None
 
@@ -32,14 +32,14 @@ class NeMoGymResponseOutputRefusal(WireModel):
 
 
 class NeMoGymSummary(WireModel):
-    """A part of the summary of what the model thought."""
+    """A part of the summary of the model's reasoning."""
 
     text: str
     type: str = "summary_text"
 
 
 class NeMoGymReasoningText(WireModel):
-    """A part of what the model thought."""
+    """A part of the model's reasoning."""
 
     text: str
     type: str = "reasoning_text"

@@ -1,8 +1,8 @@
-"""Streamed answers put together: what the endpoint would have sent in one piece. Pure.
+"""Assembles streamed events into the object that the endpoint would have sent without streaming. Pure.
 
-It stands here, not among the formats, because the endpoint's client reads streams. Invariant: a stream that
-breaks off is never taken for a whole answer. A chat answer is whole when each of its choices says why it
-finished; a Response is whole when an event brings all of it.
+It is here and not in `formats` because the endpoint client reads streams. Invariant: a stream that ends early
+never counts as complete. A chat completion is complete when each of its choices has a finish reason; a model
+response is complete when an event contains all of it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,30 +17,30 @@ Event = dict[str, Any]
 _DONE = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
 _WHOLE_RESPONSE = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
-_SAID_ONCE = frozenset(
+_NOT_FRAGMENTED = frozenset(
     ("role", "id", "type", "name", "index", "format", "phase", "prompt_token_ids", LOG_PROBS_MODE_KEY_NAME)
 )
-"""What is no fragment: some endpoints repeat it in every chunk."""
+"""Fields that are never sent in fragments; some endpoints repeat them in every chunk."""
 
 
 class StreamError(NeMoGymError, ValueError):
-    """A stream that no answer can be made of."""
+    """A stream that cannot be assembled."""
 
 
 class BrokenStreamError(StreamError):
-    """A stream that ends before its answer does: another try may well bring it whole."""
+    """A stream that ended early; a retry may succeed."""
 
 
 class FailedStreamError(StreamError):
-    """A stream in which the endpoint says that it failed; `error` is what it said."""
+    """A stream in which the endpoint reports an error; `error` is that error."""
 
     def __init__(self, error: Any) -> None:
-        super().__init__(f"the endpoint broke its answer off with an error: {error}")
+        super().__init__(f"the endpoint reported an error within the stream: {error}")
         self.error = error
 
 
 def events(body: bytes) -> Iterator[Event]:
-    """The objects of a stream of server-sent events, up to the one that says that it is done."""
+    """The objects of a stream of server-sent events, up to `[DONE]`."""
     for event in _raw_events(body):
         if event.data.strip() == _DONE:
             return
@@ -51,7 +51,7 @@ def events(body: bytes) -> Iterator[Event]:
 
 
 class _RawEvent:
-    """One event as it was sent; `is_ended` by the blank line that belongs to it."""
+    """One event as it was sent; `is_ended` if a blank line follows it."""
 
     __slots__ = ("data", "is_ended", "name")
 
@@ -77,7 +77,7 @@ def _raw_events(body: bytes) -> Iterator[_RawEvent]:
             data.append(value)
         elif field == b"event":
             name = value.decode("utf-8", "replace")
-    if data:  # many a server forgets the blank line after its last event
+    if data:  # many servers omit the blank line after the last event
         yield _RawEvent(name, b"\n".join(data), is_ended=False)
 
 
@@ -87,7 +87,7 @@ def _decoded(event: _RawEvent) -> Event:
     except (ValueError, RecursionError):
         shown = event.data[:200].decode("utf-8", "replace")
         if not event.is_ended:
-            raise BrokenStreamError(f"the stream broke off within an event: {shown}") from None
+            raise BrokenStreamError(f"the stream ended within an event: {shown}") from None
         raise StreamError(f"an event of the stream is not JSON: {shown}") from None
     if not isinstance(data, dict):
         raise StreamError(f"an event of the stream is not an object: {str(data)[:200]}")
@@ -95,7 +95,7 @@ def _decoded(event: _RawEvent) -> Event:
 
 
 def response_from_events(stream: Iterable[Event]) -> Event:
-    """The Response that a stream of the Responses API brings."""
+    """The model response of a stream of the Responses API."""
     items: dict[int, Any] = {}
     for event in stream:
         kind = event.get("type")
@@ -104,19 +104,19 @@ def response_from_events(stream: Iterable[Event]) -> Event:
         if kind == "response.output_item.done":
             items[_index(event.get("output_index"), len(items))] = event.get("item")
         else:
-            _refuse_error(event)
-    raise BrokenStreamError("the stream broke off before its response was complete")
+            _raise_error(event)
+    raise BrokenStreamError("the stream ended before the response was complete")
 
 
 def _whole_response(response: Any, items: dict[int, Any]) -> Event:
     if not isinstance(response, dict):
         raise StreamError(f"the response in the stream is not an object: {str(response)[:200]}")
-    if not response.get("output") and items:  # some send each item, and at the end all but the items
+    if not response.get("output") and items:  # some endpoints leave the items out of the last event
         return {**response, "output": [items[index] for index in sorted(items)]}
     return response
 
 
-def _refuse_error(event: Event) -> None:
+def _raise_error(event: Event) -> None:
     if event.get("error") is not None:
         raise FailedStreamError(event["error"])
     if event.get("type") == "error" or event.get("object") == "error":
@@ -126,25 +126,25 @@ def _refuse_error(event: Event) -> None:
 
 
 def chat_completion_from_chunks(chunks: Iterable[Event]) -> Event:
-    """The chat completion that a stream of chunks brings."""
-    answer = _Gathered()
+    """The chat completion of a stream of chunks."""
+    fields = _Fragments()
     choices: dict[int, _Choice] = {}
     for chunk in chunks:
-        _refuse_error(chunk)
+        _raise_error(chunk)
         for choice in _list(chunk.get("choices"), "choices"):
             index = _index(_object(choice, "choices").get("index"), 0)
             if index not in choices:
                 choices[index] = _Choice()
             choices[index].add(choice)
-        answer.replace({key: value for key, value in chunk.items() if key not in ("choices", "object")})
+        fields.replace({key: value for key, value in chunk.items() if key not in ("choices", "object")})
     if not choices or not all(choice.is_finished for choice in choices.values()):
-        raise BrokenStreamError("the stream broke off before its answer was complete")
+        raise BrokenStreamError("the stream ended before the chat completion was complete")
     whole = [{"index": index, **choices[index].whole()} for index in sorted(choices)]
-    return {"object": "chat.completion", **answer.whole(), "choices": whole}
+    return {"object": "chat.completion", **fields.whole(), "choices": whole}
 
 
-class _Gathered:
-    """An object that comes in fragments. Texts are joined once: there may be one for every token."""
+class _Fragments:
+    """An object that arrives in fragments. Texts are joined once, at the end: there may be one per token."""
 
     __slots__ = ("_texts", "_values")
 
@@ -153,20 +153,20 @@ class _Gathered:
         self._texts: dict[str, list[str]] = {}
 
     def replace(self, values: Event) -> None:
-        """Later values stand in the place of earlier ones, unless they are null."""
+        """Later values replace earlier ones, unless they are null."""
         for key, value in values.items():
             if value is not None or key not in self._values:
                 self._values[key] = value
 
     def extend(self, values: Event) -> None:
-        """Texts and lists go on where they ended."""
+        """Later texts and lists are appended to earlier ones."""
         for key, value in values.items():
             before = self._values.get(key)
-            if before is None or (before == "" and key in _SAID_ONCE):
+            if before is None or (before == "" and key in _NOT_FRAGMENTED):
                 self._values[key] = list(value) if isinstance(value, list) else value
-                if isinstance(value, str) and key not in _SAID_ONCE:
+                if isinstance(value, str) and key not in _NOT_FRAGMENTED:
                     self._texts[key] = [value]
-            elif value is None or key in _SAID_ONCE:
+            elif value is None or key in _NOT_FRAGMENTED:
                 continue
             elif isinstance(value, str) and key in self._texts:
                 self._texts[key].append(value)
@@ -186,12 +186,12 @@ class _Gathered:
 
 
 class _Choice:
-    """One choice of a chat answer."""
+    """One choice of a chat completion."""
 
     def __init__(self) -> None:
-        self._fields = _Gathered()
-        self._message = _Gathered()
-        self._log_probs = _Gathered()
+        self._fields = _Fragments()
+        self._message = _Fragments()
+        self._log_probs = _Fragments()
         self._calls: dict[int, _Call] = {}
         self._has_log_probs = False
         self.is_finished = False
@@ -200,7 +200,7 @@ class _Choice:
         for key, value in choice.items():
             if key == "delta":
                 self._add_delta({} if value is None else _object(value, key))
-            elif key == "message":  # an endpoint that sends one event, or all of it again at the end
+            elif key == "message":  # some endpoints send the whole message, in one event or again at the end
                 if value is not None and self._message.is_empty and not self._calls:
                     self._add_delta(_object(value, key))
             elif key == "logprobs":
@@ -217,7 +217,7 @@ class _Choice:
             self._call_of(_object(fragment, "tool_calls")).add(fragment)
 
     def _call_of(self, fragment: Event) -> "_Call":
-        """Some endpoints number no calls: then an id of its own begins one."""
+        """The call that a fragment belongs to. Without an index, a new id begins a new call."""
         last = max(self._calls, default=0)
         begins = last in self._calls and fragment.get("id") not in (None, "", self._calls[last].id)
         index = _index(fragment.get("index"), last + begins)
@@ -237,22 +237,22 @@ class _Choice:
 
 
 class _Call:
-    """One call of a tool: its arguments, or what a custom tool is given, come in fragments."""
+    """One tool call; its arguments, or the input of a custom tool, arrive in fragments."""
 
     def __init__(self) -> None:
-        self._fields = _Gathered()
-        self._parts: dict[str, _Gathered] = {}
+        self._fields = _Fragments()
+        self._parts: dict[str, _Fragments] = {}
 
     @property
     def id(self) -> str | None:
-        """Once it has come."""
-        given: str | None = self._fields.whole().get("id")
-        return given
+        """None until it has arrived."""
+        call_id: str | None = self._fields.whole().get("id")
+        return call_id
 
     def add(self, fragment: Event) -> None:
         for key, value in fragment.items():
             if isinstance(value, dict):
-                self._parts.setdefault(key, _Gathered()).extend(value)
+                self._parts.setdefault(key, _Fragments()).extend(value)
             elif key != "index":
                 self._fields.extend({key: value})
 
@@ -268,7 +268,7 @@ def _index(value: Any, default: int) -> int:
     if value is None:
         return default
     if not isinstance(value, int):
-        raise StreamError(f"an index in the stream must be a whole number, not {value!r}")
+        raise StreamError(f"an index in the stream must be an integer, not {value!r}")
     return value
 
 
@@ -282,5 +282,5 @@ def _list(value: Any, where: str) -> list[Any]:
 
 def _object(value: Any, where: str) -> Event:
     if not isinstance(value, dict):
-        raise StreamError(f"{where} in the stream must hold objects, not {type(value).__name__}")
+        raise StreamError(f"{where} in the stream must contain objects, not {type(value).__name__}")
     return value

@@ -1,6 +1,6 @@
 """Definitions of the tools that a request offers to the model, as dicts.
 
-A tool of a type without a definition here is any dict.
+A tool of a type without a definition here may be any dict.
 """
 
 from typing import Literal, NotRequired
@@ -15,7 +15,7 @@ LENIENT = with_config(ConfigDict(extra="allow"))
 
 @LENIENT
 class NeMoGymFunctionToolParam(TypedDict):
-    """A function, as the Responses API takes it."""
+    """A function in the form of the Responses API."""
 
     name: str
     type: Literal["function"]
@@ -34,14 +34,14 @@ class NeMoGymFunctionDefinition(TypedDict):
 
 @LENIENT
 class NeMoGymChatCompletionToolParam(TypedDict):
-    """A function, as the Chat Completions API takes it."""
+    """A function in the form of the Chat Completions API."""
 
     function: NeMoGymFunctionDefinition
     type: Literal["function"]
 
 
 def pick_tool(tool: object) -> str | None:
-    """Pick for tools: a `function`, or a `tool` of another type."""
+    """The member for a tool: `function`, or `tool` for one of another type."""
     if not isinstance(tool, dict):
         return None
     return "function" if tool.get("type", "function") == "function" else "tool"

@@ -1,4 +1,4 @@
-"""Token counts of a response, and their sum over the calls of a rollout."""
+"""Token counts of a model response, and their sum over the calls of a rollout."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from pydantic import Field
 from .wire_model import WireModel
 
 _COUNTS = (int, float)
-"""The very types: a bool is no count."""
+"""Compared exactly: a bool is not a count."""
 
 
 class NeMoGymResponseInputTokensDetails(WireModel):
@@ -33,7 +33,7 @@ class NeMoGymResponseUsage(WireModel):
 def accumulate_response_usage(
     total: NeMoGymResponseUsage | None, additional: NeMoGymResponseUsage | None
 ) -> NeMoGymResponseUsage | None:
-    """The sum of both, field by field, counts that only one of them has included; both stay as they are."""
+    """The sum of both, field by field. A count that only one of them has is kept; neither is changed."""
     if total is None and additional is None:
         return None
     counts = _sum(_fields(total), _fields(additional))
@@ -41,14 +41,14 @@ def accumulate_response_usage(
 
 
 def add_usage(total: dict[str, Any] | None, additional: dict[str, Any]) -> dict[str, Any]:
-    """`accumulate_response_usage` for usages that are dicts: `additional` is validated, both stay."""
-    if not _is_whole(additional):
+    """`accumulate_response_usage` for dicts: `additional` is validated, neither is changed."""
+    if not _is_valid(additional):
         additional = NeMoGymResponseUsage.model_validate(additional).model_dump()
     return _sum(total or {}, additional)
 
 
-def _is_whole(usage: object) -> bool:
-    """Whether validation would change nothing about it, as with all that our own model servers send."""
+def _is_valid(usage: object) -> bool:
+    """Whether validation would change nothing: true of all usages that our own model servers send."""
     if not isinstance(usage, dict):
         return False
     given, generated = usage.get("input_tokens_details"), usage.get("output_tokens_details")

@@ -1,7 +1,7 @@
-"""Values that the types of the `openai` package can express, as hypothesis strategies.
+"""Hypothesis strategies for all values of the types of the `openai` package.
 
-A value is what stands in JSON: a pydantic model or a TypedDict becomes a dict of its wire names, with any
-subset of the fields that may be left out.
+A value is JSON data: a pydantic model or a TypedDict becomes a dict of its wire names, with any subset of its
+optional fields.
 """
 
 import json
@@ -42,12 +42,12 @@ _DICTS = (dict, Mapping)
 
 @cache
 def values_of(annotation: Any) -> Strategy:
-    """All values of a type of the SDK; types may contain themselves."""
+    """All values of a type of the SDK; types may be recursive."""
     return _PLAIN[annotation] if annotation in _PLAIN else st.deferred(lambda: _build(annotation))
 
 
 def members_of(annotation: Any) -> list[Any]:
-    """The types of which a union, or a list of a union, is made."""
+    """The member types of a union, or of a list of a union."""
     return [member for member in _members(annotation) if member is not type(None)]
 
 
@@ -57,7 +57,7 @@ def same_json(one: object, other: object) -> bool:
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Where `after` lacks or changes something of `before`; what was added is no loss."""
+    """The paths at which `after` lacks or changes a value of `before`; additions do not count."""
     if isinstance(before, dict) and isinstance(after, dict):
         missing = [f"{path}.{key}" for key in before if key not in after]
         both = [key for key in before if key in after]
@@ -104,7 +104,7 @@ def _build(annotation: Any) -> Strategy:
 
 
 def _dicts_of_typed_dict(annotation: Any) -> Strategy:
-    # The SDK's annotations are strings, so __required_keys__ has not seen the Required in them.
+    # The SDK's annotations are strings, so __required_keys__ does not reflect the Required in them.
     hints = typing_extensions.get_type_hints(annotation, include_extras=True)
     marks: dict[str, Any] = {name: get_origin(hint) for name, hint in hints.items()}
     required = {

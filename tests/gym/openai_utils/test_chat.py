@@ -1,4 +1,4 @@
-"""The Chat Completions models beyond what OpenAI sends: other endpoints, tokens, bad shapes."""
+"""The Chat Completions models with data from other endpoints, with tokens, and with malformed data."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def errors_of(model: type[BaseModel], data: object) -> list[tuple[tuple[int | st
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "completion",
     [
         {"choices": []},
         {"choices": [{"message": {"content": "x"}}]},
@@ -64,8 +64,8 @@ def errors_of(model: type[BaseModel], data: object) -> list[tuple[tuple[int | st
         },
     ],
 )
-def test_answers_that_lack_what_only_openai_sends_survive_a_round_trip(answer: dict[str, Any]) -> None:
-    assert NeMoGymChatCompletion.model_validate(answer).model_dump(exclude_unset=True) == answer
+def test_completions_without_openai_specific_fields_survive_a_round_trip(completion: dict[str, Any]) -> None:
+    assert NeMoGymChatCompletion.model_validate(completion).model_dump(exclude_unset=True) == completion
 
 
 def test_models_are_built_by_keyword_and_keep_their_class() -> None:
@@ -101,7 +101,7 @@ def test_a_message_with_token_ids_is_for_training() -> None:
     ]
 
 
-def test_messages_of_a_request_are_dicts_that_keep_what_we_do_not_know() -> None:
+def test_messages_of_a_request_are_dicts_that_keep_unknown_fields() -> None:
     messages = [
         {"role": "system", "content": "x", "cache": True},
         {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "video_url", "video_url": {}}]},
@@ -115,7 +115,7 @@ def test_messages_of_a_request_are_dicts_that_keep_what_we_do_not_know() -> None
     assert params.model_dump(exclude_unset=True) == {"messages": messages, "top_k": 5}
 
 
-def test_a_dict_message_for_training_needs_all_its_tokens() -> None:
+def test_a_dict_message_for_training_requires_all_token_fields() -> None:
     adapter = TypeAdapter(NeMoGymChatCompletionAssistantMessageForTrainingParam)
     message = {"role": "assistant", "content": "x", "unknown": 1, **TOKENS}
     assert adapter.validate_python(message) == message
@@ -141,7 +141,7 @@ def test_a_dict_message_for_training_needs_all_its_tokens() -> None:
         ({"messages": [], "stop": 5}, ("stop",), "Input should be a string or a list of strings"),
     ],
 )
-def test_a_request_of_the_wrong_shape_gives_one_clear_error(
+def test_a_malformed_request_gives_one_clear_error(
     data: dict[str, Any], where: tuple[int | str, ...], what: str
 ) -> None:
     assert errors_of(NeMoGymChatCompletionCreateParamsNonStreaming, data) == [(where, what)]
@@ -160,7 +160,7 @@ def test_a_request_of_the_wrong_shape_gives_one_clear_error(
         ),
     ],
 )
-def test_an_answer_of_the_wrong_shape_gives_one_clear_error(
+def test_a_malformed_completion_gives_one_clear_error(
     data: dict[str, Any], where: tuple[int | str, ...], what: str
 ) -> None:
     assert errors_of(NeMoGymChatCompletion, data) == [(where, what)]

@@ -1,4 +1,4 @@
-"""Validated data is what reading the JSON of the validated model would give."""
+"""Validated data equals the JSON of the validated model, read back."""
 
 import json
 from decimal import Decimal
@@ -25,7 +25,7 @@ examples = settings(max_examples=20, deadline=None, database=None, suppress_heal
 
 
 def both(model: type[BaseModel], data: dict[str, Any], *, is_request: bool = False) -> list[str]:
-    """Validated as data, and read from the JSON of the model: as text, which shows the order of keys."""
+    """The data validated directly, and read from the JSON of the model; as text, to compare key order."""
     written = model.model_validate(data).model_dump_json(exclude_unset=is_request)
     validated = data_validator(model, with_defaults=not is_request).validate_python(data)
     return [json.dumps(validated), json.dumps(decode_json(written))]
@@ -93,34 +93,34 @@ def test_tokens_are_the_same_data_as_their_json(log_probs: list[Any]) -> None:
         {"output": [], "created_at": "now"},
     ],
 )
-def test_data_that_the_model_refuses_is_refused_for_the_same_reasons(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError) as of_the_model:
+def test_data_that_the_model_rejects_is_rejected_for_the_same_reasons(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as from_model:
         NeMoGymResponse.model_validate(bad)
-    with pytest.raises(ValidationError) as of_the_data:
+    with pytest.raises(ValidationError) as from_data:
         data_validator(NeMoGymResponse, with_defaults=True).validate_python(bad)
 
-    def told(error: ValidationError) -> list[Any]:
+    def reasons(error: ValidationError) -> list[Any]:
         return [(one["loc"], one["msg"]) for one in error.errors()]
 
-    assert told(of_the_data.value) == told(of_the_model.value)
+    assert reasons(from_data.value) == reasons(from_model.value)
 
 
 @pytest.mark.parametrize("bad", [["x"], [None], [1.5], [[1]], "12", {"a": 1}, 7])
-def test_token_ids_that_are_no_whole_numbers_are_refused(bad: Any) -> None:
+def test_token_ids_that_are_not_integers_are_rejected(bad: Any) -> None:
     item = {"type": "message", "content": [], **tokens([-0.5]), "generation_token_ids": bad}
     with pytest.raises(ValidationError, match="generation_token_ids"):
         NeMoGymResponse.model_validate({"output": [item]})
 
 
 @pytest.mark.parametrize("bad", [["x"], [[1.0]], [None, "x"], "0.5", 7])
-def test_log_probabilities_that_are_no_numbers_are_refused(bad: Any) -> None:
+def test_log_probabilities_that_are_not_numbers_are_rejected(bad: Any) -> None:
     item = {"type": "message", "content": [], **tokens([-0.5]), "generation_log_probs": bad}
     with pytest.raises(ValidationError, match="generation_log_probs"):
         NeMoGymResponse.model_validate({"output": [item]})
 
 
 class Decorated(float):
-    """Stands for the numbers of other libraries, which are floats to Python but not to JSON writers."""
+    """A float subclass, like the numbers of other libraries: JSON writers do not accept it."""
 
     def __add__(self, other: Any) -> Any:
         return Decorated(float(self) + other)
@@ -151,6 +151,6 @@ class Renamed(BaseModel):
 
 
 @pytest.mark.parametrize("model", [Checked, Renamed])
-def test_model_that_says_more_than_its_fields_is_refused(model: type[BaseModel]) -> None:
+def test_model_with_its_own_validation_or_serialization_is_rejected(model: type[BaseModel]) -> None:
     with pytest.raises(TypeError, match=f"{model.__name__}.*not for plain data"):
         data_validator(model, with_defaults=True)

@@ -24,56 +24,56 @@ def stream(*events: Any, end: bytes = b"data: [DONE]\n\n", kind: str = "text/eve
     return web.Response(body=body, headers={"Content-Type": kind})
 
 
-class Asked:
-    """What came of one call to an endpoint that gives these answers in turn, the last one for ever."""
+class Call:
+    """The result of one call to an endpoint that sends these responses in turn and repeats the last one."""
 
-    def __init__(self, *answers: web.Response, chat: bool = False, **options: Any) -> None:
-        left = list(answers)
+    def __init__(self, *responses: web.Response, chat: bool = False, **options: Any) -> None:
+        remaining = list(responses)
 
         def script(request: dict[str, Any]) -> web.Response:
-            given = left.pop(0) if len(left) > 1 else left[0]
-            return web.Response(status=given.status, body=given.body, headers=given.headers)
+            response = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+            return web.Response(status=response.status, body=response.body, headers=response.headers)
 
         with ScriptedEndpoint(script) as endpoint:
             client = NeMoGymAsyncOpenAI(endpoint.base_url, "k", **{"retry": QUICK, **options})
-            self.answer: Any = None
+            self.result: Any = None
             self.error: Any = None
-            call = client.create_chat_completion if chat else client.create_response
+            create = client.create_chat_completion if chat else client.create_response
             try:
-                self.answer = asyncio.run(call(model="m", input="x"))
+                self.result = asyncio.run(create(model="m", input="x"))
             except aiohttp.ClientError as error:
                 self.error = error
             self.tries = len(endpoint.requests)
 
 
-def test_streamed_response_is_put_together() -> None:
-    asked = Asked(stream({"type": "response.created"}, COMPLETED, end=b""))
-    assert (asked.answer, asked.tries) == (RESPONSE, 1)
+def test_streamed_response_is_assembled() -> None:
+    call = Call(stream({"type": "response.created"}, COMPLETED, end=b""))
+    assert (call.result, call.tries) == (RESPONSE, 1)
 
 
-def test_streamed_chat_answer_is_put_together() -> None:
+def test_streamed_chat_completion_is_assembled() -> None:
     kind = "Text/Event-Stream; charset=utf-8"
-    assert Asked(stream(*CHUNKS, kind=kind), chat=True).answer["choices"][0]["message"]["content"] == "hi"
+    assert Call(stream(*CHUNKS, kind=kind), chat=True).result["choices"][0]["message"]["content"] == "hi"
 
 
-def test_json_that_calls_itself_a_stream_is_taken_as_json() -> None:
-    assert Asked(stream(end=orjson.dumps(RESPONSE))).answer == RESPONSE
+def test_json_with_the_content_type_of_a_stream_is_read_as_json() -> None:
+    assert Call(stream(end=orjson.dumps(RESPONSE))).result == RESPONSE
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_stream_that_breaks_off_is_asked_for_again(chat: bool) -> None:
+def test_stream_that_ends_early_is_retried(chat: bool) -> None:
     whole = stream(*CHUNKS) if chat else stream(COMPLETED)
     broken = stream(CHUNKS[0], end=b"") if chat else stream({"type": "response.created"}, end=b"")
     cut = stream(end=b'data: {"type": "response.comp')
-    asked = Asked(broken, cut, whole, chat=chat)
-    assert (asked.tries, asked.error) == (3, None)
+    call = Call(broken, cut, whole, chat=chat)
+    assert (call.tries, call.error) == (3, None)
 
 
-def test_stream_that_breaks_off_every_time_is_a_failure_of_the_endpoint() -> None:
-    asked = Asked(stream(CHUNKS[0]), chat=True)
-    assert isinstance(asked.error, ServerUnreachableError)
-    assert "broke off" in str(asked.error)
-    assert asked.tries == 3
+def test_stream_that_ends_early_every_time_is_a_failure_of_the_endpoint() -> None:
+    call = Call(stream(CHUNKS[0]), chat=True)
+    assert isinstance(call.error, ServerUnreachableError)
+    assert "the stream ended" in str(call.error)
+    assert call.tries == 3
 
 
 @pytest.mark.parametrize(
@@ -87,32 +87,32 @@ def test_stream_that_breaks_off_every_time_is_a_failure_of_the_endpoint() -> Non
         ("no", 502, 3),
     ],
 )
-def test_error_within_a_stream_is_that_of_the_call(error: Any, status: int, tries: int) -> None:
-    asked = Asked(stream(CHUNKS[0], {"error": error}), chat=True)
-    assert (asked.error.status, asked.tries) == (status, tries)
-    assert orjson.loads(asked.error.response_content) == {"error": error}
+def test_error_within_a_stream_is_the_error_of_the_call(error: Any, status: int, tries: int) -> None:
+    call = Call(stream(CHUNKS[0], {"error": error}), chat=True)
+    assert (call.error.status, call.tries) == (status, tries)
+    assert orjson.loads(call.error.response_content) == {"error": error}
 
 
-def test_rate_limit_within_a_stream_is_waited_for() -> None:
+def test_rate_limit_within_a_stream_is_retried() -> None:
     limited = stream({"type": "error", "code": "rate_limit_exceeded", "message": "slow down"})
-    asked = Asked(*[limited] * 5, stream(COMPLETED))
-    assert (asked.answer, asked.tries) == (RESPONSE, 6)
+    call = Call(*[limited] * 5, stream(COMPLETED))
+    assert (call.result, call.tries) == (RESPONSE, 6)
 
 
-def test_stream_that_makes_no_sense_is_a_502() -> None:
-    asked = Asked(stream({"choices": 7}), chat=True, max_tries=1)
-    assert asked.error.status == 502
-    assert asked.error.kind == "infrastructure"
-    assert b"stream cannot be read" in asked.error.response_content
+def test_unreadable_stream_is_a_502() -> None:
+    call = Call(stream({"choices": 7}), chat=True, max_tries=1)
+    assert call.error.status == 502
+    assert call.error.kind == "infrastructure"
+    assert b"stream cannot be read" in call.error.response_content
 
 
-def test_stream_on_a_route_that_has_none_is_a_502() -> None:
+def test_stream_from_a_route_without_streaming_is_a_502() -> None:
     async def run() -> None:
-        async def answer(request: web.Request) -> web.Response:
+        async def complete(request: web.Request) -> web.Response:
             return stream(*CHUNKS)
 
         app = web.Application()
-        app.router.add_post("/v1/completions", answer)
+        app.router.add_post("/v1/completions", complete)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -125,23 +125,23 @@ def test_stream_on_a_route_that_has_none_is_a_502() -> None:
     asyncio.run(run())
 
 
-def test_error_status_with_a_stream_is_handed_on() -> None:
+def test_body_of_an_error_status_is_passed_on_unread() -> None:
     refusal = web.Response(status=400, text="data: no\n\n", content_type="text/event-stream")
-    assert Asked(refusal).error.response_content == b"data: no\n\n"
+    assert Call(refusal).error.response_content == b"data: no\n\n"
 
 
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_failing_call_is_made_as_often_as_configured(tries: int) -> None:
-    asked = Asked(web.Response(status=503), max_tries=tries)
-    assert (asked.error.status, asked.tries) == (503, tries)
+def test_failing_call_is_made_max_tries_times(tries: int) -> None:
+    call = Call(web.Response(status=503), max_tries=tries)
+    assert (call.error.status, call.tries) == (503, tries)
 
 
-def test_time_of_a_request_includes_its_retries() -> None:
-    asked = Asked(web.Response(status=429, headers={"Retry-After": "0.05"}), request_timeout_s=0.3)
-    assert asked.error.status == 429  # which alone would be retried without end
+def test_request_timeout_includes_retries() -> None:
+    call = Call(web.Response(status=429, headers={"Retry-After": "0.05"}), request_timeout_s=0.3)
+    assert call.error.status == 429  # without the timeout it would be retried forever
 
 
-def test_answer_that_never_comes_is_given_up_in_time() -> None:
+def test_request_without_a_response_times_out() -> None:
     async def script(request: dict[str, Any]) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
@@ -153,5 +153,5 @@ def test_answer_that_never_comes_is_given_up_in_time() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"output": "\\ud800"}', '{"output": "\\ud83d\\ude00", "n": NaN}'])
-def test_answers_that_only_some_codecs_read_are_read(text: str) -> None:
-    assert Asked(web.Response(text=text)).answer["output"] in ("\ud800", "\U0001f600")
+def test_responses_with_lone_surrogates_or_nan_are_read(text: str) -> None:
+    assert Call(web.Response(text=text)).result["output"] in ("\ud800", "\U0001f600")

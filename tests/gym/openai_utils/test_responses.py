@@ -1,4 +1,4 @@
-"""The Responses models beyond what OpenAI sends: other endpoints, unknown types, tokens, bad shapes."""
+"""The Responses models with data from other endpoints, unknown types, tokens, and malformed data."""
 
 import copy
 import pickle
@@ -79,7 +79,7 @@ def a_response(*output: BaseModel) -> NeMoGymResponse:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         {"output": []},
         {
@@ -126,11 +126,11 @@ def a_response(*output: BaseModel) -> NeMoGymResponse:
         },
     ],
 )
-def test_answers_that_lack_what_only_openai_sends_survive_a_round_trip(answer: dict[str, Any]) -> None:
-    assert NeMoGymResponse.model_validate(answer).model_dump(exclude_unset=True) == answer
+def test_responses_without_openai_specific_fields_survive_a_round_trip(response: dict[str, Any]) -> None:
+    assert NeMoGymResponse.model_validate(response).model_dump(exclude_unset=True) == response
 
 
-def test_what_an_answer_leaves_out_reads_as_a_default() -> None:
+def test_missing_fields_of_a_response_have_defaults() -> None:
     response = NeMoGymResponse.model_validate({"output": [], "usage": {"input_tokens": 3}})
     assert (response.object, response.tool_choice, response.tools) == ("response", "auto", [])
     assert response.parallel_tool_calls is True
@@ -139,7 +139,7 @@ def test_what_an_answer_leaves_out_reads_as_a_default() -> None:
     assert response.usage.input_tokens_details.cached_tokens == 0
 
 
-def test_objects_in_an_answer_are_read_by_attribute() -> None:
+def test_objects_in_a_response_are_read_by_attribute() -> None:
     response = NeMoGymResponse.model_validate(
         {
             "output": [],
@@ -164,7 +164,7 @@ def test_output_text_joins_the_text_of_all_output_messages() -> None:
     assert a_response().output_text == ""
 
 
-def test_models_are_built_by_keyword_with_only_what_the_api_requires() -> None:
+def test_models_are_built_by_keyword_with_only_the_required_fields() -> None:
     response = NeMoGymResponse(
         id="r",
         created_at=0,
@@ -195,7 +195,7 @@ def test_seed_and_unknown_parameters_of_a_request_are_kept() -> None:
     assert params.model_dump(exclude_unset=True) == {"input": "x", "seed": 7, "top_k": 20}
 
 
-def test_tools_of_a_request_are_dicts_with_whatever_else_they_hold() -> None:
+def test_tools_of_a_request_are_dicts_that_keep_unknown_fields() -> None:
     tools = [
         {"type": "function", "name": "f", "parameters": {"type": "object"}, "async": True, "x": [1]},
         {"type": "web_search", "filters": {"allowed_domains": []}},
@@ -276,7 +276,7 @@ def test_an_item_with_token_ids_is_for_training_and_keeps_them(item: dict[str, A
         assert parsed.model_dump(exclude_unset=True) == item
 
 
-def test_token_ids_that_are_null_make_no_item_for_training() -> None:
+def test_an_item_with_null_token_ids_is_not_for_training() -> None:
     item = {"role": "assistant", "content": [OUTPUT_TEXT], **dict.fromkeys(TOKENS)}
     parsed = output_item(item)
     assert type(parsed) is NeMoGymResponseOutputMessage
@@ -352,7 +352,7 @@ def test_parts_of_unknown_types_are_kept() -> None:
         ({"input": "x", "stream": True}, ("stream",), "Input should be False"),
     ],
 )
-def test_a_request_of_the_wrong_shape_gives_one_clear_error(
+def test_a_malformed_request_gives_one_clear_error(
     data: dict[str, Any], where: tuple[int | str, ...], what: str
 ) -> None:
     assert errors_of(NeMoGymResponseCreateParamsNonStreaming, data) == [(where, what)]
@@ -382,14 +382,14 @@ def test_a_request_of_the_wrong_shape_gives_one_clear_error(
         ),
     ],
 )
-def test_an_answer_of_the_wrong_shape_gives_one_clear_error(
+def test_a_malformed_response_gives_one_clear_error(
     data: dict[str, Any], where: tuple[int | str, ...], what: str
 ) -> None:
     assert errors_of(NeMoGymResponse, data) == [(where, what)]
 
 
 @pytest.mark.parametrize("annotation", [NeMoGymResponseInputItem, NeMoGymResponseOutputItem])
-def test_item_unions_work_on_their_own(annotation: Any) -> None:
+def test_item_unions_validate_outside_a_request(annotation: Any) -> None:
     item = {"type": "message", "role": "assistant", "content": [OUTPUT_TEXT]}
     adapter = TypeAdapter(annotation)
     parsed = adapter.validate_python(item)
@@ -398,7 +398,7 @@ def test_item_unions_work_on_their_own(annotation: Any) -> None:
     assert adapter.validate_json(adapter.dump_json(parsed)) == parsed
 
 
-def test_an_input_on_its_own_is_a_list_of_items() -> None:
+def test_an_input_outside_a_request_is_a_list_of_items() -> None:
     [message] = TypeAdapter(NeMoGymResponseInput).validate_python([{"role": "user", "content": "x"}])
     assert isinstance(message, NeMoGymEasyInputMessage)
 

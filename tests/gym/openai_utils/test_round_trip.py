@@ -1,4 +1,4 @@
-"""What OpenAI's library can express passes through the wire models whole."""
+"""The wire models keep everything that the types of OpenAI's library can express."""
 
 import json
 from typing import Any, get_type_hints
@@ -52,13 +52,13 @@ def assert_kept(model: type[BaseModel], data: dict[str, Any]) -> None:
 
 @given(values_of(Response))
 @many
-def test_what_the_sdk_can_say_as_a_response_survives_a_round_trip(data: dict[str, Any]) -> None:
+def test_any_sdk_response_survives_a_round_trip(data: dict[str, Any]) -> None:
     assert_kept(NeMoGymResponse, data)
 
 
 @given(values_of(Response))
 @few
-def test_what_the_sdk_itself_writes_for_a_response_survives_a_round_trip(data: dict[str, Any]) -> None:
+def test_a_response_written_by_the_sdk_survives_a_round_trip(data: dict[str, Any]) -> None:
     written = Response.model_validate(data).model_dump(mode="json", by_alias=True)
     assert_kept(NeMoGymResponse, written)
 
@@ -74,7 +74,7 @@ def test_every_item_of_an_output_survives_a_round_trip(item_type: Any, data: st.
 
 @given(values_of(ResponseCreateParamsNonStreaming))
 @many
-def test_what_the_sdk_can_ask_of_responses_survives_a_round_trip(data: dict[str, Any]) -> None:
+def test_any_sdk_responses_request_survives_a_round_trip(data: dict[str, Any]) -> None:
     assert_kept(NeMoGymResponseCreateParamsNonStreaming, {"input": "required here", **data})
 
 
@@ -105,7 +105,7 @@ def test_every_tool_of_responses_survives_a_round_trip(tool_type: Any, data: st.
 
 @given(values_of(ChatCompletion))
 @many
-def test_what_the_sdk_can_say_as_a_chat_completion_survives_a_round_trip(data: dict[str, Any]) -> None:
+def test_any_sdk_chat_completion_survives_a_round_trip(data: dict[str, Any]) -> None:
     assert_kept(NeMoGymChatCompletion, data)
     written = ChatCompletion.model_validate(data).model_dump(mode="json", by_alias=True)
     assert_kept(NeMoGymChatCompletion, written)
@@ -113,7 +113,7 @@ def test_what_the_sdk_can_say_as_a_chat_completion_survives_a_round_trip(data: d
 
 @given(values_of(CompletionCreateParamsNonStreaming))
 @many
-def test_what_the_sdk_can_ask_of_chat_survives_a_round_trip(data: dict[str, Any]) -> None:
+def test_any_sdk_chat_request_survives_a_round_trip(data: dict[str, Any]) -> None:
     assert_kept(NeMoGymChatCompletionCreateParamsNonStreaming, data)
 
 
@@ -148,7 +148,7 @@ def test_every_field_of_the_sdk_is_an_attribute(ours: type[BaseModel], theirs: d
     assert [name for name in theirs if not hasattr(empty, name)] == []
 
 
-def test_a_field_that_is_not_there_is_none_and_is_not_written_out() -> None:
+def test_a_missing_field_is_none_and_is_not_serialized() -> None:
     call = NeMoGymResponseFunctionToolCall(arguments="{}", call_id="c", name="f")
     assert call.status is None
     assert "status" not in call.model_dump()

@@ -33,18 +33,18 @@ STOP = chunk(finish="stop")
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_events_are_read_whatever_ends_their_lines(end: bytes) -> None:
+def test_events_are_read_with_any_line_ending(end: bytes) -> None:
     body = b'data: {"a": 1}\n\n: a comment\nid: 7\nretry: 5\ndata:{"b":\ndata: 2}\n\ndata: [DONE]\n\n'
     assert list(events(body.replace(b"\n", end))) == [{"a": 1}, {"b": 2}]
 
 
-def test_byte_order_mark_and_keep_alive_comments_are_passed_over() -> None:
+def test_byte_order_mark_and_keep_alive_comments_are_skipped() -> None:
     assert list(events(b'\xef\xbb\xbf: ping\n\n: ping\n\ndata: {"a": "\xe2\x80\xa8"}\n\n')) == [
         {"a": "\u2028"}
     ]
 
 
-def test_nothing_counts_after_the_stream_says_that_it_is_done() -> None:
+def test_events_after_done_are_ignored() -> None:
     assert list(events(b'data: {"a": 1}\n\ndata: [DONE]\n\ndata: {"b": 2}\n\n')) == [{"a": 1}]
 
 
@@ -53,19 +53,19 @@ def test_last_event_may_lack_its_blank_line() -> None:
     assert list(events(b'data: {"a": 1}\n\ndata: [DONE]')) == [{"a": 1}]
 
 
-def test_event_that_is_cut_off_breaks_the_stream() -> None:
-    with pytest.raises(BrokenStreamError, match="within an event"):
+def test_truncated_event_is_a_broken_stream() -> None:
+    with pytest.raises(BrokenStreamError, match="ended within an event"):
         list(events(b'data: {"a": 1}\n\ndata: {"b": '))
 
 
 @pytest.mark.parametrize("data", ["<html>", "[1]", "7"])
-def test_event_that_is_no_object_is_an_error(data: str) -> None:
+def test_event_that_is_not_an_object_is_an_error(data: str) -> None:
     with pytest.raises(StreamError, match="stream is not") as raised:
         list(events(f"data: {data}\n\n".encode()))
     assert not isinstance(raised.value, BrokenStreamError)
 
 
-def test_name_of_an_event_says_its_type_where_its_data_does_not() -> None:
+def test_event_name_is_its_type_if_the_data_has_none() -> None:
     body = b'event: error\ndata: {"message": "m"}\n\nevent: chunk\ndata: {"a": 1}\n\n'
     assert list(events(body)) == [{"type": "error", "message": "m"}, {"a": 1}]
 
@@ -93,7 +93,7 @@ def test_text_reasoning_and_refusal_are_joined() -> None:
     assert completion["choices"][0]["finish_reason"] == "stop"
 
 
-def test_calls_are_put_together_by_their_index() -> None:
+def test_fragments_of_calls_are_joined_by_index() -> None:
     def call(index: int, **fields: Any) -> dict[str, Any]:
         return chunk({"tool_calls": [{"index": index, **fields}]})
 
@@ -114,7 +114,7 @@ def test_calls_are_put_together_by_their_index() -> None:
     ]
 
 
-def test_calls_without_an_index_begin_with_an_id_of_their_own() -> None:
+def test_without_an_index_a_new_id_begins_a_new_call() -> None:
     fragments: list[dict[str, Any]] = [
         {"id": "a", "function": {"name": "f", "arguments": "{"}},
         {"function": {"arguments": "}"}},
@@ -127,14 +127,14 @@ def test_calls_without_an_index_begin_with_an_id_of_their_own() -> None:
     ]
 
 
-def test_choices_are_kept_apart_and_in_order() -> None:
+def test_choices_stay_separate_and_in_order() -> None:
     chunks = [chunk({"content": "b"}, index=1), chunk({"content": "a"}), chunk({"content": "B"}, index=1)]
     completion = chat_completion_from_chunks([*chunks, chunk(finish="length", index=1), STOP])
     found = [(one["index"], one["message"]["content"], one["finish_reason"]) for one in completion["choices"]]
     assert found == [(0, "a", "stop"), (1, "bB", "length")]
 
 
-def test_log_probabilities_and_token_ids_go_on_where_they_ended() -> None:
+def test_log_probabilities_and_token_ids_are_appended() -> None:
     def token(number: int) -> dict[str, Any]:
         return {"token": str(number), "logprob": -number}
 
@@ -147,7 +147,7 @@ def test_log_probabilities_and_token_ids_go_on_where_they_ended() -> None:
     assert (choice["token_ids"], completion["prompt_token_ids"], choice["stop_reason"]) == ([1, 2, 3], [9], 7)
 
 
-def test_tokens_on_the_message_are_gathered() -> None:
+def test_token_fields_on_the_message_are_joined() -> None:
     fixed = {"prompt_token_ids": [8, 9], "generation_log_probs_mode": "raw_logprobs"}
     message = only_choice(
         chunk({**fixed, "generation_token_ids": [1], "generation_log_probs": [-0.1]}),
@@ -160,7 +160,7 @@ def test_tokens_on_the_message_are_gathered() -> None:
     )
 
 
-def test_usage_comes_from_the_last_chunk_and_what_is_unknown_is_kept() -> None:
+def test_usage_comes_from_the_last_chunk_and_unknown_fields_are_kept() -> None:
     chunks = [
         chunk({"content": "a"}) | {"usage": None, "vendor": {"x": 1}},
         STOP | {"usage": {"total_tokens": 1}},
@@ -171,14 +171,14 @@ def test_usage_comes_from_the_last_chunk_and_what_is_unknown_is_kept() -> None:
     assert completion["system_fingerprint"] == "fp"
 
 
-def test_chunks_are_left_as_they_were() -> None:
+def test_chunks_are_not_changed() -> None:
     chunks = [chunk({"content": "a"}, token_ids=[1]), chunk({"content": "b"}, "stop", token_ids=[2])]
     before = json.dumps(chunks)
     chat_completion_from_chunks(chunks)
     assert json.dumps(chunks) == before
 
 
-def test_whole_message_in_a_stream_is_taken_once() -> None:
+def test_whole_message_in_a_stream_is_used_once() -> None:
     whole = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     assert only_choice({"choices": [whole]})["message"]["content"] == "hi"
     repeated = only_choice(chunk({"content": "hi"}), {"choices": [whole]})
@@ -194,24 +194,24 @@ def test_whole_message_in_a_stream_is_taken_once() -> None:
         [STOP, chunk({"content": "b"}, index=1)],
     ],
 )
-def test_chat_stream_that_breaks_off_is_no_answer(chunks: list[dict[str, Any]]) -> None:
-    with pytest.raises(BrokenStreamError, match="broke off"):
+def test_chat_stream_that_ends_early_is_not_a_completion(chunks: list[dict[str, Any]]) -> None:
+    with pytest.raises(BrokenStreamError, match="the stream ended"):
         chat_completion_from_chunks(chunks)
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "error"),
     [
         ({"error": {"message": "boom", "code": 500}}, {"message": "boom", "code": 500}),
         ({"object": "error", "message": "boom", "code": 400}, {"message": "boom", "code": 400}),
         ({"type": "error", "sequence_number": 3, "message": "boom"}, {"message": "boom"}),
     ],
 )
-def test_error_within_a_stream_is_the_error(event: dict[str, Any], said: dict[str, Any]) -> None:
+def test_error_event_is_raised_with_its_error(event: dict[str, Any], error: dict[str, Any]) -> None:
     for assemble in (chat_completion_from_chunks, response_from_events):
         with pytest.raises(FailedStreamError, match="boom") as raised:
             assemble([event])
-        assert raised.value.error == said
+        assert raised.value.error == error
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_error_within_a_stream_is_the_error(event: dict[str, Any], said: dict[st
         {"choices": [{"delta": {}, "logprobs": [1]}]},
     ],
 )
-def test_chunk_of_another_shape_is_refused(bad: dict[str, Any]) -> None:
+def test_malformed_chunk_is_rejected(bad: dict[str, Any]) -> None:
     with pytest.raises(StreamError, match="in the stream must"):
         chat_completion_from_chunks([bad, STOP])
 
 
 @pytest.mark.parametrize("end", ["completed", "incomplete", "failed"])
-def test_response_is_what_its_last_event_brings(end: str) -> None:
+def test_response_is_that_of_the_last_event(end: str) -> None:
     whole = {"id": "r", "status": end, "output": [{"type": "message"}]}
     stream = [
         {"type": "response.created", "response": {"id": "r", "output": []}},
@@ -242,7 +242,7 @@ def test_response_is_what_its_last_event_brings(end: str) -> None:
     assert response_from_events(stream) == whole
 
 
-def test_items_that_only_came_one_by_one_are_in_the_response() -> None:
+def test_items_from_earlier_events_are_in_the_response() -> None:
     stream = [
         {"type": "response.output_item.done", "output_index": 1, "item": {"id": "b"}},
         {"type": "response.output_item.done", "output_index": 0, "item": {"id": "a"}},
@@ -251,12 +251,12 @@ def test_items_that_only_came_one_by_one_are_in_the_response() -> None:
     assert response_from_events(stream)["output"] == [{"id": "a"}, {"id": "b"}]
 
 
-def test_response_stream_that_breaks_off_is_no_answer() -> None:
+def test_response_stream_that_ends_early_is_not_a_response() -> None:
     stream = [{"type": "response.output_item.done", "output_index": 0, "item": {"id": "a"}}]
-    with pytest.raises(BrokenStreamError, match="broke off"):
+    with pytest.raises(BrokenStreamError, match="the stream ended"):
         response_from_events(stream)
 
 
-def test_last_event_without_a_response_is_refused() -> None:
+def test_last_event_without_a_response_is_rejected() -> None:
     with pytest.raises(StreamError, match="not an object"):
         response_from_events([{"type": "response.completed"}])

@@ -1,4 +1,4 @@
-"""Token fields on items: what JSON cannot say is read back as what it was."""
+"""Token fields on items: NaN, which JSON cannot represent, survives as null."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ MESSAGE = {
 }
 
 
-def test_null_among_log_probabilities_is_nan_as_it_was_before_json() -> None:
+def test_null_log_probability_is_read_as_nan() -> None:
     response = NeMoGymResponse.model_validate({"output": [{**MESSAGE, "generation_log_probs": [-1.0, None]}]})
     (item,) = response.output
     assert isinstance(item, NeMoGymResponseOutputMessageForTraining)
@@ -30,7 +30,7 @@ def test_null_among_log_probabilities_is_nan_as_it_was_before_json() -> None:
     assert b'"generation_log_probs":[-1.0,null]' in response.model_dump_json().encode()
 
 
-def test_null_in_a_history_of_chat_messages_is_nan_too() -> None:
+def test_null_log_probability_in_a_chat_history_is_read_as_nan() -> None:
     message = {"role": "assistant", "content": "", **MESSAGE, "generation_log_probs": [None, -2.0]}
     request = NeMoGymChatCompletionCreateParamsNonStreaming.model_validate({"messages": [message]})
     kept: Any = request.messages[0]
@@ -38,6 +38,6 @@ def test_null_in_a_history_of_chat_messages_is_nan_too() -> None:
 
 
 @pytest.mark.parametrize("log_probs", [["x"], [[]], "x", [None, "x"]])
-def test_what_is_no_number_is_refused(log_probs: object) -> None:
+def test_log_probability_that_is_not_a_number_is_rejected(log_probs: object) -> None:
     with pytest.raises(ValidationError, match="generation_log_probs"):
         NeMoGymResponse.model_validate({"output": [{**MESSAGE, "generation_log_probs": log_probs}]})

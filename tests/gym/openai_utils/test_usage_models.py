@@ -33,13 +33,13 @@ def test_usage_is_summed_field_by_field_with_its_details() -> None:
     }
 
 
-def test_no_usage_adds_nothing() -> None:
+def test_missing_usage_adds_nothing() -> None:
     assert accumulate_response_usage(None, None) is None
     assert dumped(accumulate_response_usage(usage(), None)) == USAGE
     assert dumped(accumulate_response_usage(None, usage())) == USAGE
 
 
-def test_neither_usage_is_changed_nor_shared_with_the_sum() -> None:
+def test_the_sum_neither_changes_nor_shares_its_arguments() -> None:
     one, other = usage(), usage()
     summed = accumulate_response_usage(one, None)
     accumulate_response_usage(one, other)
@@ -56,7 +56,7 @@ def test_counts_that_only_some_endpoints_send_are_summed_too() -> None:
     assert total["input_tokens_details"] == {"cached_tokens": 1, "audio": {"seconds": 5}}
 
 
-def test_details_that_are_null_count_as_nothing() -> None:
+def test_null_details_count_as_zero() -> None:
     one = usage(input_tokens_details=None, output_tokens_details={"reasoning_tokens": None})
     total = dumped(accumulate_response_usage(one, usage()))
     assert total["input_tokens_details"] == {"cached_tokens": 3}
@@ -78,12 +78,12 @@ USAGES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("one", USAGES)
 @pytest.mark.parametrize("other", USAGES)
-def test_usages_that_are_dicts_have_the_same_sum(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_usages_in_dicts_have_the_same_sum(one: dict[str, Any], other: dict[str, Any]) -> None:
     models = [NeMoGymResponseUsage.model_validate(each) for each in (one, other)]
     assert add_usage(add_usage(None, one), other) == dumped(accumulate_response_usage(*models))
 
 
 @pytest.mark.parametrize("usage", [{"input_tokens": "many"}, {**USAGE, "total_tokens": None}, [], "none"])
-def test_usage_that_is_a_dict_is_validated(usage: Any) -> None:
+def test_usage_in_a_dict_is_validated(usage: Any) -> None:
     with pytest.raises(ValidationError):
         add_usage(None, usage)
