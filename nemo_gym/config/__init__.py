@@ -9,7 +9,6 @@ ports, secrets             what is done with the result
 current, parser            the published accessors of `nemo_gym.global_config`
 """
 
-from nemo_gym.config.environment import max_rollout_attempts
 from nemo_gym.config.global_keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST
 from nemo_gym.config.gym_config import GymConfig, config_from_bytes, dump_config
 from nemo_gym.config.instances import ServerInstance
@@ -19,6 +18,7 @@ from nemo_gym.config.ports import assign_ports, fill_ports, find_open_port
 from nemo_gym.config.roots import component_roots, find_file
 from nemo_gym.config.secrets import MASK, mask_secrets, redact, secret_values
 from nemo_gym.config.validation import flag_fields, string_fields, validate_fields
+from nemo_gym.environment_variables import max_rollout_attempts
 
 __all__ = [
     "DEFAULT_HEAD_SERVER_PORT",

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import httptools
-from aiohttp.client_reqrep import ConnectionKey
+
+from nemo_gym.undocumented.aiohttp_internals import connector_error
 
 CONNECT_S = 30.0
 KEEP_ALIVE_S = 4.0
@@ -32,7 +33,6 @@ _PLAIN_URL = re.compile(
 _DOT_SEGMENT = "/."
 _LARGE = 65_536
 """Bytes from which a body is not copied to its head."""
-_NO_PROXY: dict[str, Any] = {"proxy": None, "proxy_auth": None, "proxy_headers_hash": None}
 _FORBIDDEN = re.compile(r"[\r\n\0]")
 
 
@@ -214,8 +214,7 @@ class PlainPool:
         except TimeoutError as error:
             raise aiohttp.ConnectionTimeoutError(f"no connection to {target.authority}") from error
         except OSError as error:
-            key = ConnectionKey(*place, is_ssl=False, ssl=True, **_NO_PROXY)
-            raise aiohttp.ClientConnectorError(key, error) from error
+            raise connector_error(*place, error) from error
         return connection
 
     def put_back(self, connection: _Connection, place: tuple[str, int]) -> None:

@@ -9,6 +9,7 @@ import aiohttp
 from pydantic import BaseModel
 
 from nemo_gym.http.plain_client import PlainPool
+from nemo_gym.undocumented import aiohttp_internals
 
 
 class GlobalAIOHTTPAsyncClientConfig(BaseModel):
@@ -40,8 +41,8 @@ class _SharedClients:
         return self._kept().session
 
     def pool(self) -> PlainPool | None:
-        """The lean client; None where somebody sized the shared one, whose limits then hold for all."""
-        return self._kept().pool if self.config is None else None
+        """The plain client; None if aiohttp serves all calls: its pool was sized, or the probe failed."""
+        return self._kept().pool if self.config is None and aiohttp_internals.probe.passed else None
 
     def _kept(self) -> _Kept:
         kept = self._open_ones.get(asyncio.get_running_loop())

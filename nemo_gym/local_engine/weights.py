@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from nemo_gym.config.environment import user_cache_dir
 from nemo_gym.config.roots import component_roots, find_file
+from nemo_gym.environment_variables import user_cache_dir
 from nemo_gym.errors import ConfigError
 
 

@@ -8,27 +8,26 @@ without a model; a caller in this process gets its answer so, written out only w
 """
 
 import inspect
-import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI
-from fastapi.datastructures import DefaultPlaceholder
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import ResponseValidationError
-from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.utils import is_body_allowed_for_status_code
 from pydantic import ValidationError
 from pydantic_core import SchemaValidator, from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match
 
 from nemo_gym.codec import decode_json
 from nemo_gym.http import ClientResponse, Headers
 from nemo_gym.openai_utils.data import data_validator, is_on_data
+from nemo_gym.undocumented import fastapi_internals, starlette_internals
+from nemo_gym.undocumented.fastapi_internals import RouteParts, is_simple, parts_of, to_json, validated
+from nemo_gym.undocumented.starlette_internals import first_match
 
 
 class NotDirectError(Exception):
@@ -62,7 +61,7 @@ class Endpoint:
                 data = from_json(body, cache_strings="keys", allow_inf_nan=False)
                 return {field.name: self.body_data.validate_python(data)}
             data = decode_json(body)
-            value = _validated(field, data)
+            value = validated(field, data)
         except Exception:  # no JSON, odd JSON, or not valid: the application deals with it in its way
             raise NotDirectError from None
         if data is None:
@@ -99,7 +98,7 @@ class Endpoint:
     def shape(self, value: Any) -> Any:
         """What the endpoint gave back, as the route's response model has it."""
         try:
-            return _validated(self.response_field, value)
+            return validated(self.response_field, value)
         except ValidationError as invalid:
             raise _response_error(invalid, value) from None
 
@@ -114,9 +113,7 @@ class Endpoint:
 
     def written(self, shaped: Any) -> bytes:
         """What `shape` made, as JSON."""
-        field: Any = self.response_field
-        encoded: bytes = field._type_adapter.serializer.to_json(shaped, **self.dump_options)
-        return encoded
+        return to_json(self.response_field, shaped, self.dump_options)
 
 
 class DataAnswer(NamedTuple):
@@ -163,11 +160,6 @@ class DataResponse(ClientResponse):
             self._body = self._endpoint.written(self._endpoint.shape(self._value))
 
 
-def _validated(field: Any, value: Any) -> Any:
-    """What `field.validate` gives, past the layers between it and pydantic's core."""
-    return field._type_adapter.validator.validate_python(value, from_attributes=True)
-
-
 def _response_error(invalid: ValidationError, value: Any) -> ResponseValidationError:
     found = [{**error, "loc": ("response", *error["loc"])} for error in invalid.errors(include_url=False)]
     return ResponseValidationError(errors=found, body=value)
@@ -175,57 +167,15 @@ def _response_error(invalid: ValidationError, value: Any) -> ResponseValidationE
 
 def compile_endpoints(app: FastAPI) -> dict[tuple[str, str], Endpoint]:
     """Every (method, path) of the application that can be called directly."""
+    if not fastapi_internals.probe.passed or not starlette_internals.probe.passed:
+        return {}
     endpoints = {}
     for route in app.router.routes:
-        if isinstance(route, APIRoute) and _is_direct(route):
+        if isinstance(route, APIRoute) and is_simple(route):
             for method in route.methods or ():
-                if _route_of(app, method, route.path) is route:
+                if first_match(app, method, route.path) is route:
                     endpoints[method, route.path] = _compile(route)
     return endpoints
-
-
-def _is_direct(route: APIRoute) -> bool:
-    needs = route.dependant
-    function = needs.call
-    return (
-        type(route) is APIRoute
-        and "{" not in route.path
-        and not needs.path_params
-        and not needs.query_params
-        and not needs.header_params
-        and not needs.cookie_params
-        and not needs.dependencies
-        and len(needs.body_params) <= 1
-        and not any(isinstance(field.field_info, Form) for field in needs.body_params)
-        and not getattr(route, "_embed_body_fields", True)
-        and needs.http_connection_param_name is None
-        and needs.background_tasks_param_name is None
-        and needs.security_scopes_param_name is None
-        and needs.websocket_param_name is None
-        and isinstance(route.response_class, DefaultPlaceholder)
-        and inspect.isroutine(function)
-        and not inspect.isgeneratorfunction(inspect.unwrap(function))
-        and not inspect.isasyncgenfunction(inspect.unwrap(function))
-        and (route.status_code is None or route.status_code >= 200)
-        and route.status_code not in (204, 205, 304)
-    )
-
-
-def _route_of(app: FastAPI, method: str, path: str) -> object:
-    """The route that the application itself would pick."""
-    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-    for route in app.router.routes:
-        if route.matches(scope)[0] is Match.FULL:
-            return route
-    return None
-
-
-def _finish(fields: list[Any]) -> None:
-    """Build what models with `defer_build` put off: FastAPI hushes pydantic's warning only at set-up."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for field in fields:
-            field._type_adapter.rebuild(raise_errors=False)
 
 
 def _dump_options(route: APIRoute) -> dict[str, Any]:
@@ -241,37 +191,30 @@ def _dump_options(route: APIRoute) -> dict[str, Any]:
     return {**given, "by_alias": route.response_model_by_alias}
 
 
-def _body_data(route: APIRoute) -> SchemaValidator | None:
-    fields = route.dependant.body_params
-    return _data_validator(route, fields[0], with_defaults=False) if fields else None
-
-
-def _answer_data(route: APIRoute) -> SchemaValidator | None:
+def _answer_data(route: APIRoute, parts: RouteParts) -> SchemaValidator | None:
     is_plain = route.status_code in (None, 200) and _dump_options(route) == {"by_alias": True}
-    return _data_validator(route, route.response_field, with_defaults=True) if is_plain else None
+    return _data_validator(parts, parts.response_field, with_defaults=True) if is_plain else None
 
 
-def _data_validator(route: APIRoute, field: Any, *, with_defaults: bool) -> SchemaValidator | None:
-    if field is None or not is_on_data(route.dependant.call):
+def _data_validator(parts: RouteParts, field: Any, *, with_defaults: bool) -> SchemaValidator | None:
+    if field is None or not is_on_data(parts.function):
         return None
     return data_validator(field.field_info.annotation, with_defaults=with_defaults)
 
 
 def _compile(route: APIRoute) -> Endpoint:
-    needs = route.dependant
-    assert needs.call is not None
-    _finish([*needs.body_params, *filter(None, [route.response_field])])
+    parts = parts_of(route)
     return Endpoint(
-        function=needs.call,
+        function=parts.function,
         # As FastAPI has it: a decorator may make a coroutine function of a plain one, or hide one.
-        is_coroutine=inspect.iscoroutinefunction(needs.call)
-        or inspect.iscoroutinefunction(inspect.unwrap(needs.call)),
-        body_field=needs.body_params[0] if needs.body_params else None,
-        request_parameter=needs.request_param_name,
-        response_parameter=needs.response_param_name,
-        response_field=route.response_field,
+        is_coroutine=inspect.iscoroutinefunction(parts.function)
+        or inspect.iscoroutinefunction(inspect.unwrap(parts.function)),
+        body_field=parts.body_field,
+        request_parameter=parts.request_parameter,
+        response_parameter=parts.response_parameter,
+        response_field=parts.response_field,
         dump_options=_dump_options(route),
         status=route.status_code or 200,
-        body_data=_body_data(route),
-        answer_data=_answer_data(route),
+        body_data=_data_validator(parts, parts.body_field, with_defaults=False),
+        answer_data=_answer_data(route, parts),
     )

@@ -36,7 +36,8 @@ from nemo_gym.servers.direct_endpoint import (
     compile_endpoints,
 )
 from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
-from nemo_gym.servers.sessions import SessionStore
+from nemo_gym.servers.sessions import SessionStore, sessions_of
+from nemo_gym.undocumented.starlette_internals import headers_of, is_plain, lifespan, middleware_count
 
 _JSON = ("content-type", "application/json")
 BACKGROUND_S = 10.0
@@ -50,10 +51,10 @@ class HostedServer:
         self.name = name
         self.failures = Failures(name, secrets)
         self.app = app
-        store = _session_store(app)
+        store = sessions_of(app)
         self.sessions = store or SessionStore("")
         # A middleware of the environment's own must see every request.
-        only_ours = store is not None and len(app.user_middleware) == 1
+        only_ours = store is not None and middleware_count(app) == 1
         self._endpoints = compile_endpoints(app) if only_ours else {}
         self.state: Mapping[str, Any] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -63,8 +64,8 @@ class HostedServer:
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Start-up and shutdown of the application, where it is not uvicorn that runs them."""
-        async with self.app.router.lifespan_context(self.app) as state:
-            self.state = state or {}
+        async with lifespan(self.app) as state:
+            self.state = state
             yield
             if self._background:
                 await asyncio.wait(self._background, timeout=BACKGROUND_S)
@@ -205,13 +206,8 @@ class _Request:
 
     async def send(self, response: Response, cookie: tuple[str, str]) -> Answer:
         """A response object as what it sends; its background task runs too, and cannot spoil the answer."""
-        if type(response).__call__ is Response.__call__ and response.background is None:
-            headers = [
-                (name.decode("latin-1"), value.decode("latin-1"))
-                for name, value in response.raw_headers
-                if name != b"content-length"
-            ]
-            return response.status_code, [*headers, cookie], bytes(response.body)
+        if is_plain(response):
+            return response.status_code, [*headers_of(response), cookie], bytes(response.body)
         return await self._send_itself(response, cookie)
 
     async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
@@ -286,11 +282,3 @@ class _HttpRequest(_Request):
 
 def _session_id(cookie: "str | Morsel[str] | None") -> str | None:
     return cookie if cookie is None or isinstance(cookie, str) else cookie.value
-
-
-def _session_store(app: FastAPI) -> SessionStore | None:
-    for entry in app.user_middleware:
-        store = entry.kwargs.get("store")
-        if isinstance(store, SessionStore):
-            return store
-    return None

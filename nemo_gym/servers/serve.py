@@ -1,18 +1,19 @@
 """Serving over HTTP with uvicorn: a hosted server for the life of its process, the head server meanwhile."""
 
-import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.config import ServerInstance
 from nemo_gym.errors import PortInUseError
 from nemo_gym.servers.activities import Activities
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.undocumented.uvicorn_internals import serving
 
 GRACE_S = 10
 """How long running requests may take to finish once a server is told to stop."""
@@ -28,20 +29,32 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
-class _Server(uvicorn.Server):
-    """Says when it accepts requests."""
+class Startup:
+    """An application that reports the end of its start-up: from then on its listener accepts requests."""
 
-    on_ready: Callable[[], None] | None = None
+    def __init__(self, app: ASGIApp, on_ready: Callable[[], None] | None) -> None:
+        self.is_complete = False
+        self._app = app
+        self._on_ready = on_ready
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and self.on_ready is not None:
-            self.on_ready()
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, self._watched(send) if scope["type"] == "lifespan" else send)
+
+    def _watched(self, send: Send) -> Send:
+        async def send_and_report(message: Message) -> None:
+            await send(message)
+            if message["type"] == "lifespan.startup.complete":
+                self.is_complete = True
+                if self._on_ready is not None:
+                    self._on_ready()
+
+        return send_and_report
 
 
-def uvicorn_config(app: HostedServer, host: str, port: int) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
     return uvicorn.Config(
-        Activities(app),
+        app,
+        interface="asgi3",
         host=host,
         port=port,
         log_level="warning",
@@ -63,19 +76,12 @@ def serve(
     on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; running requests are given some seconds to finish."""
-    server = _Server(uvicorn_config(app, instance.host, instance.port or 0))
-    server.on_ready = on_ready
+    startup = Startup(Activities(app), on_ready)
+    server = uvicorn.Server(uvicorn_config(startup, instance.host, instance.port or 0))
     with suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again once it has stopped
         server.run([listener] if listener is not None else None)
-    if not server.started:  # its start-up raised, and uvicorn has logged it
+    if not startup.is_complete:  # its start-up raised, and uvicorn has logged it
         sys.exit(_START_UP_FAILED)
-
-
-class _HeadServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals belong to whoever runs the event loop."""
-        yield
 
 
 @asynccontextmanager
@@ -89,15 +95,9 @@ async def serve_head(head: HeadServer) -> AsyncIterator[None]:
             f"the head server cannot listen on {host}:{port}: {error.strerror}; is another ng_run up? "
             "Stop it, or set another port with +head_server.port=<port>"
         ) from error
-    server = _HeadServer(
-        uvicorn.Config(
-            head.setup_webserver(), log_level="warning", access_log=False, timeout_graceful_shutdown=2
-        )
+    config = uvicorn.Config(
+        head.setup_webserver(), log_level="warning", access_log=False, timeout_graceful_shutdown=2
     )
-    serving = asyncio.create_task(server.serve([listener]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
+    with listener:
+        async with serving(config, listener):
+            yield

@@ -24,7 +24,7 @@ from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.servers.hosted import HostedServer
-from nemo_gym.servers.sessions import SessionMiddleware, SessionStore
+from nemo_gym.servers.sessions import SessionStore, add_sessions
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ class SimpleServer(BaseServer):
         """Give every caller of the application a session of its own."""
         hosting = current_hosting.get()
         worker = hosting.worker if hosting is not None else None
-        app.add_middleware(
-            SessionMiddleware, store=SessionStore(self.get_session_middleware_key(), worker=worker)
-        )
+        add_sessions(app, SessionStore(self.get_session_middleware_key(), worker=worker))
 
     @classmethod
     def run_webserver(cls) -> FastAPI | None:

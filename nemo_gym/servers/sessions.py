@@ -11,11 +11,12 @@ import secrets
 from collections import OrderedDict
 from typing import Any
 
-from starlette.requests import cookie_parser
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nemo_gym.servers.asgi import adding_header, cookies_of
 from nemo_gym.types import SESSION_ID_KEY
+from nemo_gym.undocumented.starlette_internals import parse_cookies
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class SessionStore:
         """The session id in a Cookie header."""
         if self.cookie_name not in cookie_header:
             return None
-        return cookie_parser(cookie_header).get(self.cookie_name)
+        return parse_cookies(cookie_header).get(self.cookie_name)
 
 
 class SessionMiddleware:
@@ -119,3 +120,15 @@ class SessionMiddleware:
             await self.app(scope, receive, adding_header(send, "set-cookie", cookie))
         finally:
             self.store.close(session)
+
+
+def add_sessions(app: FastAPI, store: SessionStore) -> None:
+    """Give every caller of the application a session of its own."""
+    app.add_middleware(SessionMiddleware, store=store)
+    app.state.nemo_gym_sessions = store
+
+
+def sessions_of(app: FastAPI) -> SessionStore | None:
+    """The store that `add_sessions` gave to the application."""
+    store = getattr(app.state, "nemo_gym_sessions", None)
+    return store if isinstance(store, SessionStore) else None

@@ -12,15 +12,16 @@ from fastapi import FastAPI
 
 from nemo_gym.client import ServerClient, session_cookie_name
 from nemo_gym.http import ClientResponse
+from nemo_gym.servers.activities import Activities
 from nemo_gym.servers.hosted import HostedServer
-from nemo_gym.servers.serve import uvicorn_config
-from nemo_gym.servers.sessions import SessionMiddleware, SessionStore
+from nemo_gym.servers.serve import Startup, uvicorn_config
+from nemo_gym.servers.sessions import SessionStore, add_sessions
 
 
 def new_app(name: str = "it", **options: Any) -> FastAPI:
     """An empty application with sessions, as the base classes set it up."""
     app = FastAPI(**options)
-    app.add_middleware(SessionMiddleware, store=SessionStore(session_cookie_name(name)))
+    add_sessions(app, SessionStore(session_cookie_name(name)))
     return app
 
 
@@ -38,11 +39,13 @@ def served(server: HostedServer) -> Iterator[str]:
     """Serve over HTTP on a free port, from a thread; gives the base URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        runner = _Server(uvicorn_config(server, "127.0.0.1", port))
+        ready = threading.Event()
+        app = Startup(Activities(server), ready.set)
+        runner = uvicorn.Server(uvicorn_config(app, "127.0.0.1", port))
         thread = threading.Thread(target=runner.run, args=([listener],))
         thread.start()
         try:
-            assert runner.is_ready.wait(10)
+            assert ready.wait(10)
             yield f"http://127.0.0.1:{port}"
         finally:
             runner.should_exit = True
@@ -60,13 +63,3 @@ def over_both(app_factory: Callable[[], FastAPI]) -> Iterator[ServerClient]:
     yield local_client(it=HostedServer("it", app_factory()))
     with served(HostedServer("it", app_factory())) as url:
         yield ServerClient(global_config_dict=served_config("it", url))
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_ready = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_ready.set()

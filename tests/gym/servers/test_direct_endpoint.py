@@ -145,6 +145,7 @@ def test_failure_of_a_validator_is_an_answer(name: str) -> None:
     assert answers[0][0] == {"Upper": 422, "trap": 500, "fine": 200}[name]
 
 
+@pytest.mark.fast_path
 def test_exactly_the_plain_routes_need_no_application() -> None:
     direct = {path for _, path in compile_endpoints(build())}
     assert direct == {path for path in [*PATHS, "/plain_get"] if path.startswith("/plain_")}

@@ -245,7 +245,10 @@ def test_session_with_content_is_in_use_though_the_endpoint_wants_none() -> None
         caller = Caller(local_client(it=server))
         await caller.post("/put", {"a": 1})
         answering = asyncio.create_task(caller.post("/slowly", {}))
-        await asyncio.sleep(0)
+        for _ in range(100):  # turns of the loop until the endpoint runs
+            await asyncio.sleep(0)
+            if server.sessions._in_use:
+                break
         assert len(server.sessions._in_use) == 1
         await answering
         assert not server.sessions._in_use

@@ -1,6 +1,8 @@
-"""The environment variables this project reads. Nothing else in it reads any."""
+"""The environment variables that this project reads or sets. No other module does either."""
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from nemo_gym.errors import ConfigError
@@ -8,6 +10,7 @@ from nemo_gym.errors import ConfigError
 _EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
 _MAX_ROLLOUT_ATTEMPTS = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
 _CACHE_HOME = "XDG_CACHE_HOME"
+_FORCE_FALLBACK = "NEMO_GYM_FORCE_FALLBACK"
 
 
 def extra_roots() -> tuple[Path, ...]:
@@ -32,3 +35,20 @@ def user_cache_dir() -> Path:
     """Where this user keeps what can be had again, over all projects."""
     home = os.environ.get(_CACHE_HOME, "").strip()
     return (Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()) / "nemo_gym"
+
+
+def forced_fallbacks() -> frozenset[str]:
+    """Libraries of which only documented APIs are used: a comma-separated list, or `all`."""
+    return frozenset(name.strip() for name in os.environ.get(_FORCE_FALLBACK, "").split(",") if name.strip())
+
+
+@contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for another library, except those that the user has set."""
+    ours = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)

@@ -1,0 +1,126 @@
+"""FastAPI: what a route knows about its parameters, its body and its response.
+
+Undocumented: `APIRoute.dependant`, `APIRoute.response_field`, `APIRoute._embed_body_fields`,
+`ModelField._type_adapter`, `DefaultPlaceholder`. With them a simple route is called without its application,
+at a fraction of the cost. If the probe fails, no endpoint is direct: the application handles every request.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends
+from fastapi.params import Form
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from nemo_gym.undocumented.probe import Probe
+
+
+@dataclass(frozen=True)
+class RouteParts:
+    """What a direct call of a route needs."""
+
+    function: Callable[..., Any]
+    body_field: Any | None
+    response_field: Any | None
+    request_parameter: str | None
+    response_parameter: str | None
+
+
+def is_simple(route: APIRoute) -> bool:
+    """Whether the route takes at most a body model, a request and a response, and returns data."""
+    from fastapi.datastructures import DefaultPlaceholder
+
+    needs = route.dependant
+    function = needs.call
+    return (
+        type(route) is APIRoute
+        and "{" not in route.path
+        and not needs.path_params
+        and not needs.query_params
+        and not needs.header_params
+        and not needs.cookie_params
+        and not needs.dependencies
+        and len(needs.body_params) <= 1
+        and not any(isinstance(field.field_info, Form) for field in needs.body_params)
+        and not getattr(route, "_embed_body_fields", True)
+        and needs.http_connection_param_name is None
+        and needs.background_tasks_param_name is None
+        and needs.security_scopes_param_name is None
+        and needs.websocket_param_name is None
+        and isinstance(route.response_class, DefaultPlaceholder)
+        and inspect.isroutine(function)
+        and not inspect.isgeneratorfunction(inspect.unwrap(function))
+        and not inspect.isasyncgenfunction(inspect.unwrap(function))
+        and (route.status_code is None or route.status_code >= 200)
+        and route.status_code not in (204, 205, 304)
+    )
+
+
+def parts_of(route: APIRoute) -> RouteParts:
+    """The parts of a simple route, with all schemas built."""
+    needs = route.dependant
+    assert needs.call is not None
+    parts = RouteParts(
+        function=needs.call,
+        body_field=needs.body_params[0] if needs.body_params else None,
+        response_field=route.response_field,
+        request_parameter=needs.request_param_name,
+        response_parameter=needs.response_param_name,
+    )
+    # Models with `defer_build` are built now: FastAPI silences pydantic's warning only at set-up.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for field in filter(None, (parts.body_field, parts.response_field)):
+            field._type_adapter.rebuild(raise_errors=False)
+    return parts
+
+
+def validated(field: Any, value: Any) -> Any:
+    """What `field.validate` returns, without the layers between it and pydantic's core."""
+    return field._type_adapter.validator.validate_python(value, from_attributes=True)
+
+
+def to_json(field: Any, value: Any, options: dict[str, Any]) -> bytes:
+    """A validated value as the JSON that FastAPI would send."""
+    encoded: bytes = field._type_adapter.serializer.to_json(value, **options)
+    return encoded
+
+
+class _Body(BaseModel):
+    number: int = 1
+
+
+async def _simple(body: _Body, request: Request) -> _Body:
+    return body
+
+
+async def _embedding(one: _Body, other: _Body) -> None: ...
+
+
+async def _dependent(number: int, body: Annotated[_Body, Depends(_simple)]) -> None: ...
+
+
+def _check() -> bool:
+    simple = APIRoute("/", _simple, response_model=_Body, methods=["POST"])
+    others = [APIRoute("/", function, response_model=None) for function in (_embedding, _dependent)]
+    parts = parts_of(simple)
+    body: Any = parts.body_field
+    value = validated(body, {"number": "2"})
+    return (
+        is_simple(simple)
+        and not any(is_simple(route) for route in others)
+        and parts.function is _simple
+        and body.name == "body"
+        and body.field_info.annotation is _Body
+        and (parts.request_parameter, parts.response_parameter) == ("request", None)
+        and value == _Body(number=2)
+        and to_json(parts.response_field, value, {"by_alias": True}) == b'{"number":2}'
+    )
+
+
+probe = Probe("fastapi", _check)
