@@ -12,6 +12,7 @@ collection    the whole run: plan, resume, execute, record, measure
 helper        the way in from Python
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +68,14 @@ def __getattr__(name: str) -> Any:
 
 def collect_rollouts() -> None:
     """`ng_collect_rollouts`, published under this name too."""
-    _command_line().ng_collect_rollouts()
+    _run_command("collect_rollouts")
 
 
 def aggregate_rollouts() -> None:
     """`ng_aggregate_rollouts`, published under this name too."""
-    _command_line().ng_aggregate_rollouts()
+    _run_command("aggregate_rollouts")
 
 
-def _command_line() -> Any:
-    return import_module("nemo_gym.cli.main")  # above this package: reached only when a command is run
+def _run_command(name: str) -> None:
+    main = import_module("nemo_gym.cli.main")  # above this package: imported only when a command is run
+    main.enter(name, sys.argv[1:])

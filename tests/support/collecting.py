@@ -148,12 +148,12 @@ def _collect(folder: Path, arguments: list[str], log: Path, fault: Fault | None)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    from nemo_gym.cli.main import ng_collect_rollouts
+    from nemo_gym.cli.main import main
 
     if fault is not None:
         fault()
     sys.argv = ["ng_collect_rollouts", *arguments]
-    ng_collect_rollouts()
+    main()
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The umbrella `ng` and the `ng_*` entry points, as processes."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -22,9 +23,24 @@ from tests.support.commands import BIN, ROOT, run_command
 def test_every_command_is_an_entry_point_and_the_reverse() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert set(scripts) == {"ng", *(f"ng_{name}" for name in COMMANDS)}
-    for target in scripts.values():
-        module, _, function = target.partition(":")
-        assert callable(getattr(import_module(module), function))
+    assert set(scripts.values()) == {"nemo_gym.cli.main:main"}
+
+
+@pytest.mark.parametrize("program", ["ng_version", "/usr/bin/ng_version", "ng_version.exe"])
+def test_program_name_selects_the_command(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "--json"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert __version__ in json.loads(capsys.readouterr().out).values()
+
+
+def test_scripts_of_an_earlier_installation_still_run() -> None:
+    module = import_module("nemo_gym.cli.main")
+    assert all(getattr(module, f"ng_{name}") is main for name in COMMANDS)
+    with pytest.raises(AttributeError, match="ng_other"):
+        _ = module.ng_other
 
 
 Umbrella = Callable[..., Ended]
@@ -66,13 +82,17 @@ def test_umbrella_takes_dashes_for_underscores(umbrella: Umbrella) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [("validte", "did you mean `ng validate`?"), ("xyzzy", "`ng --help` lists"), ("--helf", "no command")],
+    ("name", "hint"),
+    [
+        ("validte", "did you mean `ng validate`?"),
+        ("xyzzy", "`ng --help` lists"),
+        ("--helf", "unknown command"),
+    ],
 )
-def test_unknown_command_is_refused_with_the_nearest(umbrella: Umbrella, name: str, told: str) -> None:
+def test_unknown_command_is_an_error_that_names_the_closest(umbrella: Umbrella, name: str, hint: str) -> None:
     done = umbrella(name)
     assert (done.code, done.out) == (2, "")
-    assert repr(name) in done.err and told in done.err
+    assert repr(name) in done.err and hint in done.err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
