@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import encode_json
 from nemo_gym.errors import JudgeError
+from nemo_gym.failures import FailureKind
 from nemo_gym.http import Cookies, get_response_json, raise_for_status
 from nemo_gym.openai_utils import NeMoGymResponse
 from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_JUDGE_ERROR_KEY
@@ -83,5 +84,9 @@ def _filed(error: JudgeError, arguments: tuple[Any, ...]) -> Response:
     row = bodies[-1] if bodies else {}
     if isinstance(row, BaseModel):
         row = row.model_dump(mode="json", exclude_unset=True)
-    filed = {"reward": 0.0, NG_FAILURE_CLASS_KEY: "judge_failed", NG_JUDGE_ERROR_KEY: str(error)}
+    filed = {
+        "reward": 0.0,
+        NG_FAILURE_CLASS_KEY: FailureKind.JUDGE_FAILED.value,
+        NG_JUDGE_ERROR_KEY: str(error),
+    }
     return Response(encode_json(row | filed), media_type="application/json")

@@ -5,8 +5,6 @@ from typing import Literal
 ServerKind = Literal["resources_servers", "responses_api_agents", "responses_api_models"]
 SERVER_KINDS: tuple[ServerKind, ...] = ("resources_servers", "responses_api_agents", "responses_api_models")
 
-FailureKind = Literal["infrastructure", "data"]
-
 SESSION_ID_KEY = "session_id"
 
 ACTIVITY_PATH = "/ng_activity"

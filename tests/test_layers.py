@@ -16,7 +16,7 @@ LAYERS = [
     {"errors"},
     {"types", "environment_variables"},
     {"undocumented"},
-    {"codec", "activity"},
+    {"codec", "activity", "failures"},
     {"http"},
     {"openai_utils"},
     {"formats"},
@@ -41,6 +41,7 @@ PUBLISHED = {
     "base_responses_api_agent",
     "base_responses_api_model",
     "config_types",
+    "failures",
     "formats",
     "global_config",
     "judge",
@@ -166,8 +167,15 @@ RL_ORDER = [
     "models.generation",
 ]
 """From low to high; a package stands for the modules in it that are not named."""
-REACH_GYM = {"lazy", "utils.wandb_metrics", "environments.nemo_gym", "experience.adapters", "models.weights"}
-"""Where nemo_gym is reached: the handle, its weights, and extras that may be missing."""
+REACH_GYM = {
+    "lazy",
+    "utils.wandb_metrics",
+    "experience.failures",
+    "environments.nemo_gym",
+    "experience.adapters",
+    "models.weights",
+}
+"""Where nemo_gym is reached: the handle, the failure kinds, its weights, and extras that may be missing."""
 RL_FILES = sorted(file for file in (ROOT / "nemo_rl").rglob("*.py") if file.stem != "__init__")
 
 

@@ -19,6 +19,7 @@ from multidict import CIMultiDict, istr
 from nemo_gym.activity import Activity, EndpointLimit, current_activity
 from nemo_gym.codec import encode_json
 from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.failures import OVERLOAD_STATUSES, RATE_LIMIT_STATUSES, RETRIED_STATUSES
 from nemo_gym.http.deadline import Deadline
 from nemo_gym.http.plain_client import target_of
 from nemo_gym.http.response import ClientResponse, Cookies, cookie_header
@@ -27,10 +28,8 @@ from nemo_gym.http.session import get_global_aiohttp_client, shared_pool
 MAX_NUM_TRIES = 3
 """Tries of a call whose connection is refused, or of an endpoint that fails."""
 
-RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
-RETRY_ERROR_CODES = [*RATE_LIMIT_ERROR_CODES, 500]
-OVERLOAD_CODES = (429, 503, 529)
-"""Answers by which an endpoint says that it gets too much at once."""
+RATE_LIMIT_ERROR_CODES = list(RATE_LIMIT_STATUSES)
+RETRY_ERROR_CODES = list(RETRIED_STATUSES)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class RetryPolicy:
 CONNECT_ONLY = RetryPolicy(base_delay_s=0.1, total_s=10.0)
 """Between our own servers: only what never reached the other side is sent again."""
 
-MODEL_ENDPOINT = RetryPolicy(statuses=tuple(RETRY_ERROR_CODES))
+MODEL_ENDPOINT = RetryPolicy(statuses=RETRIED_STATUSES)
 """To an endpoint outside: its own failures and its rate limit too."""
 
 _NEVER_SENT = (
@@ -190,7 +189,7 @@ async def _one_try(
             response = await send()
             return response
     finally:
-        overloaded = response is not None and response.status in OVERLOAD_CODES
+        overloaded = response is not None and response.status in OVERLOAD_STATUSES
         slots.release(began, overloaded=overloaded, answered=response is not None and response.ok)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from http.cookies import Morsel, SimpleCookie
 from json import JSONDecodeError
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -16,7 +16,7 @@ from yarl import URL
 
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import NeMoGymError
-from nemo_gym.types import FailureKind
+from nemo_gym.failures import Boundary, FailureKind, kind_in_header, kind_of_response
 
 FAILURE_KIND_HEADER = "x-nemo-gym-failure-kind"
 FAILURE_SERVER_HEADER = "x-nemo-gym-failure-server"
@@ -118,19 +118,19 @@ class ClientResponse:
 
 
 class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
-    """A server answered with an error. Says whose failure it was first, and of which kind."""
+    """A server responded with an error. Says which server failed first, and with which kind of failure."""
+
+    boundary = Boundary.CALL
 
     def __init__(self, response: ClientResponse) -> None:
         headers = response.headers
         self.response_content = response._body
         self.server = headers.get(FAILURE_SERVER_HEADER, "")
         self.origin_status = int(headers.get(FAILURE_STATUS_HEADER) or response.status)
-        kind = headers.get(FAILURE_KIND_HEADER)
-        self.kind: FailureKind = (
-            "infrastructure"
-            if kind == "infrastructure" or (kind is None and is_infrastructure_status(response.status))
-            else "data"
-        )
+        named = kind_in_header(headers.get(FAILURE_KIND_HEADER))
+        self.names_kind = named is not None
+        """Whether the response itself says of which kind the failure is."""
+        self.kind = named or kind_of_response(self.origin_status, self.response_content, self.boundary)
         url = URL(_shown(response.url))
         info = aiohttp.RequestInfo(url, response.method, CIMultiDictProxy(CIMultiDict()), url)
         text = self.response_content[:2000].decode("utf-8", "replace")
@@ -140,6 +140,13 @@ class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
         headers = tuple(self.headers.items()) if self.headers else ()
         method, url = self.request_info.method, str(self.request_info.url)
         return _rebuilt, (type(self), self.status, headers, self.response_content, method, url)
+
+    def with_kind(self, kind: FailureKind) -> Self:
+        """The same error with another kind."""
+        others = [item for item in (self.headers or {}).items() if item[0].lower() != FAILURE_KIND_HEADER]
+        headers = (*others, (FAILURE_KIND_HEADER, kind.value))
+        method, url = self.request_info.method, str(self.request_info.url)
+        return type(self)(ClientResponse(self.status, headers, self.response_content, method=method, url=url))
 
     def __str__(self) -> str:
         origin = f" ({self.server} answered {self.origin_status})" if self.server else ""
@@ -157,19 +164,22 @@ def _rebuilt(
 
 
 class EndpointError(ServerCallError):
-    """A model endpoint outside answered with an error; a model server hands its status and body on."""
+    """A model endpoint responded with an error; a model server passes its status and body on."""
+
+    boundary = Boundary.ENDPOINT
 
 
 class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
-    """No answer came: refused, broken off or timed out. Always infrastructure."""
+    """No response: connection refused, broken off, or timed out; or the address does not resolve."""
 
-    def __init__(self, server: str, reason: str) -> None:
+    def __init__(self, server: str, reason: str, kind: FailureKind = FailureKind.INFRASTRUCTURE) -> None:
         super().__init__(f"{server}: {reason}" if server else reason)
         self.server = server
         self.reason = reason
+        self.kind = kind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.server, self.reason)
+        return type(self), (self.server, self.reason, self.kind)
 
 
 class NoJsonError(ServerUnreachableError, JSONDecodeError):
@@ -181,6 +191,7 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
         reason = f"{call} answered {response.status} with a body that is no JSON ({error}): {body[:200]!r}"
         JSONDecodeError.__init__(self, reason, body, getattr(error, "pos", 0))
         self.args, self.server, self.reason = (reason,), "", reason
+        self.kind = FailureKind.INFRASTRUCTURE
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ServerUnreachableError, (self.server, self.reason)
@@ -189,11 +200,6 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
 def _shown(url: str) -> str:
     """A URL without what may be secret in it: user, password and query."""
     return _URL_USER.sub("//", url).partition("?")[0]
-
-
-def is_infrastructure_status(status: int) -> bool:
-    """Whether an endpoint's status says that the same request may well work later."""
-    return status in (408, 425, 429) or status >= 500
 
 
 async def raise_for_status(response: "ClientResponse | aiohttp.ClientResponse") -> None:

@@ -15,6 +15,7 @@ from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import ConfigError
+from nemo_gym.failures import Boundary, kind_of_exception
 from nemo_gym.http import (
     CONNECT_ONLY,
     MODEL_ENDPOINT,
@@ -104,7 +105,8 @@ class NeMoGymAsyncOpenAI:
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             where = URL(url).with_user(None).with_query(None)
-            raise ServerUnreachableError("", f"no answer from {method} {where}: {reason}") from error
+            kind = kind_of_exception(error, Boundary.ENDPOINT)
+            raise ServerUnreachableError("", f"no response from {method} {where}: {reason}", kind) from error
         if not response.ok:
             raise EndpointError(response)
         return _object(response, await response.read())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.failures import AnyKind
 from nemo_gym.records import Key
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
@@ -15,9 +16,6 @@ from nemo_gym.types import (
     ROLLOUT_INDEX_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
-
-OUTAGES = frozenset({"infrastructure", "timeout", "cancelled", "judge_failed"})
-"""Failures that say nothing about the task: they never use up its attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,7 @@ class Failure:
 
     key: Key
     agent_ref: Mapping[str, Any]
-    failure_class: str
-    """`infrastructure`, `data`, `timeout`, `cancelled`, or what the agent said."""
+    failure_class: AnyKind
     error_type: str
     message: str
     status: int | None = None
@@ -79,8 +76,6 @@ class Failure:
     """Never to be tried again."""
     is_kept: bool = True
     """Whether it goes to the failures file; if not, it is as if it had not been run."""
-    can_retry: bool = True
-    """False where an agent decided on the failure itself."""
     time: float = field(default_factory=time.time)
 
     @property

@@ -1,7 +1,7 @@
-"""Failures as answers: an exception in a server becomes a status, a body and the cause on its headers.
+"""Failure responses: an exception in a server becomes a status, a body and three headers with its cause.
 
-The three headers say which server failed first, with which status, and whether the same input would fail
-again (data) or may well work later (infrastructure). Each server on the way up passes them on.
+The headers name the server that failed first, its status and the kind of the failure (`nemo_gym.failures`).
+Each server on the way up passes them on.
 """
 
 import inspect
@@ -10,7 +10,6 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 from fastapi.exceptions import ResponseValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -21,37 +20,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.codec import encode_json
 from nemo_gym.config import redact
+from nemo_gym.failures import Boundary, FailureKind, kind_of_exception, kind_of_status
 from nemo_gym.http import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
     FAILURE_STATUS_HEADER,
-    RATE_LIMIT_ERROR_CODES,
     EndpointError,
     ServerCallError,
     ServerUnreachableError,
 )
 from nemo_gym.servers.asgi import adding_header
 from nemo_gym.servers.sessions import Session, SessionStore
-from nemo_gym.types import FailureKind
 
 logger = logging.getLogger(__name__)
 
-_NO_ANSWER = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
-"""What the HTTP client we hand out raises; any other exception of an environment's code counts as data."""
-
 Failed = Exception | SystemExit
-"""What the code of an environment may raise: one that exits must not take a whole process with it."""
+"""What the code of an environment may raise. SystemExit is included: it must not end the whole process."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """How one server fails: its name stands on every cause, its secrets in no answer and no log line."""
+    """The failure responses of one server. They name the server and contain none of its secrets."""
 
     server_name: str
     secrets: frozenset[str] = frozenset()
 
     async def respond_to(self, error: Failed, request: Request) -> Response:
-        """The answer to a request whose endpoint raised: the application's own handler's, if it has one."""
+        """The response to a request whose endpoint raised: from the application's own handler, if any."""
         handler = _handler_for(request.app, error)
         if handler is None:
             return self._failure(error)
@@ -66,35 +61,34 @@ class Failures:
         return response
 
     def add_cause(self, headers: MutableHeaders, status: int) -> None:
-        """Name the cause on an error status that an endpoint chose itself."""
+        """Add the cause to an error response whose status an endpoint chose itself."""
         if status >= 400 and FAILURE_KIND_HEADER not in headers:
-            kind: FailureKind = "infrastructure" if status in RATE_LIMIT_ERROR_CODES else "data"
-            headers.update(_cause(self.server_name, status, kind))
+            headers.update(_cause(self.server_name, status, kind_of_status(status, Boundary.SERVER_CODE)))
 
     def log(self, error: Failed) -> None:
-        """Log an error that began here, with its traceback."""
+        """Log an error that was first raised here, with its traceback."""
         text = "".join(traceback.format_exception(error))
-        shown = redact(text, self.secrets)
-        if shown == text:
+        redacted = redact(text, self.secrets)
+        if redacted == text:
             logger.error("%s: %r", self.server_name, error, exc_info=error)
         else:
-            logger.error("%s: %s", self.server_name, shown)
+            logger.error("%s: %s", self.server_name, redacted)
 
     def _failure(self, error: Failed) -> Response:
+        kind = kind_of_exception(error, Boundary.SERVER_CODE)
         if isinstance(error, EndpointError):
-            cause = _cause(self.server_name, error.origin_status, error.kind)
+            cause = _cause(self.server_name, error.origin_status, kind)
             body = redact(error.response_content.decode("utf-8", "surrogateescape"), self.secrets)
             content = body.encode("utf-8", "surrogateescape")
             return Response(content, error.status, cause, "application/json")
         if isinstance(error, ServerCallError):
-            cause = _cause(error.server or self.server_name, error.origin_status, error.kind)
-            if error.status < 500:  # a refusal, which nobody logged where it was spoken
+            cause = _cause(error.server or self.server_name, error.origin_status, kind)
+            if error.status < 500:  # the server that refused the request did not log it
                 logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
         elif isinstance(error, ServerUnreachableError):
-            cause = _cause(error.server or self.server_name, 503, "infrastructure")
-        else:  # it began here: the one place that logs it
+            cause = _cause(error.server or self.server_name, 503, kind)
+        else:  # first raised here: the one place that logs it
             self.log(error)
-            kind: FailureKind = "infrastructure" if isinstance(error, _NO_ANSWER) else "data"
             cause = _cause(self.server_name, 500, kind)
         text = redact(_described(error), self.secrets)
         return Response(encode_json(text), 500, cause, "application/json")
@@ -108,7 +102,7 @@ def _handler_for(app: Any, error: Failed) -> Any:
 
 
 def _described(error: Failed) -> str:
-    """The exception's `repr`; one that hides what it found gets that added."""
+    """The exception's `repr`; for a validation error, with the errors that its `repr` leaves out."""
     if isinstance(error, ResponseValidationError):
         found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
         return f"ResponseValidationError({'; '.join(found)})"
@@ -117,14 +111,14 @@ def _described(error: Failed) -> str:
 
 def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
     return {
-        FAILURE_KIND_HEADER: kind,
+        FAILURE_KIND_HEADER: kind.value,
         FAILURE_SERVER_HEADER: server.encode("ascii", "backslashreplace").decode(),
         FAILURE_STATUS_HEADER: str(status),
     }
 
 
 class FailureMiddleware:
-    """Gives requests that go through the ASGI application the same failure answers."""
+    """Gives requests that go through the ASGI application the same failure responses."""
 
     def __init__(self, app: ASGIApp, failures: Failures, sessions: SessionStore) -> None:
         self.app = app
@@ -143,10 +137,10 @@ class FailureMiddleware:
 
         try:
             await self.app(scope, receive, send_with_cause)
-        except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes an answer
+        except (Exception, SystemExit) as error:  # the boundary of a server: every failure gets a response
             if scope["type"] != "http":
                 raise
-            if started:  # too late for another answer: a background task failed, or a stream breaks off
+            if started:  # too late for another response: a background task failed, or a stream broke off
                 self.failures.log(error)
                 return
             response = await self.failures.respond_to(error, Request(scope, receive))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gym.activity import Activity, current_activity
 from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.failures import declared_kind
 from nemo_gym.http import ServerCallError, ServerUnreachableError
 from nemo_gym.launch import open_servers
 from nemo_gym.rollout_collection import RolloutCollectionHelper
@@ -26,7 +27,7 @@ from nemo_gym.types import (
     NG_TERMINAL_KEY,
 )
 from nemo_rl.environments.gym_results import GymResult, gym_result
-from nemo_rl.experience.failures import GymTransportError, RolloutDataFailure, RolloutFailure
+from nemo_rl.experience.failures import GymTransportError, gym_failure
 
 if TYPE_CHECKING:
     from typing import Self
@@ -184,19 +185,17 @@ class _GymServers:
         agent = row[AGENT_REF_KEY_NAME]["name"]
         async with self._open.slots:
             current_activity.set(Activity(f"row {row[_ROWIDX]}", self._limits.call_timeout_s))
-            answer = await self._post(agent, "/run", row, self._limits.row_timeout_s)
-        _refuse_filed(answer, agent)
-        return answer
+            rollout = await self._post(agent, "/run", row, self._limits.row_timeout_s)
+        _raise_declared_failure(rollout, agent)
+        return rollout
 
     async def _post(self, server: str, path: str, body: Any, longest_s: float) -> Any:
         try:
             response = await self._open.client.post(server, path, json=body, timeout=longest_s)
             response.raise_for_status()
             return await response.json()
-        except ServerCallError as error:
-            raise _failure_of(error) from error
-        except ServerUnreachableError as error:
-            raise GymTransportError(str(error)) from error
+        except (ServerCallError, ServerUnreachableError) as error:
+            raise gym_failure(error.kind, str(error)) from error
 
 
 class NemoGym(_GymServers):
@@ -241,22 +240,11 @@ def _converted(answer: Any, rowidx: int, tokenizer: Decoder) -> GymResult:
         raise
 
 
-def _failure_of(error: ServerCallError) -> RolloutFailure:
-    """An answer with an error status, as one text. Whoever failed first has said of which kind it was.
-
-    Servers of somebody else say no more than their status.
-    """
-    is_infra = error.kind == "infrastructure" or error.origin_status in (408, 429)
-    return GymTransportError(str(error)) if is_infra else RolloutDataFailure(str(error))
-
-
-def _refuse_filed(answer: Any, agent: str) -> None:
-    """A rollout that its agent or verifier files as failed has a reward, which means nothing."""
+def _raise_declared_failure(rollout: Any, agent: str) -> None:
+    """Raise if the agent or verifier declared the rollout failed: its reward has no meaning then."""
     keys = (NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY)
-    if not isinstance(answer, dict) or not any(answer.get(key) for key in keys):
+    if not isinstance(rollout, dict) or not any(rollout.get(key) for key in keys):
         return
-    failure_class = str(answer.get(NG_FAILURE_CLASS_KEY) or "data")
-    why = answer.get(NG_JUDGE_ERROR_KEY) or "no reason given"
-    text = f"{agent} filed this rollout as {failure_class!r}: {why}"
-    is_infra = failure_class in ("infrastructure", "timeout")
-    raise GymTransportError(text) if is_infra else RolloutDataFailure(text)
+    kind = declared_kind(rollout.get(NG_FAILURE_CLASS_KEY))
+    reason = rollout.get(NG_JUDGE_ERROR_KEY) or "no reason given"
+    raise gym_failure(kind, f"{agent} declared this rollout failed ({kind}): {reason}")

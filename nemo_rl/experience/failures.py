@@ -1,27 +1,39 @@
-"""What goes wrong in a rollout, and whether it would go wrong again.
+"""Failures of rollouts, and whether the same input would fail again.
 
     RuntimeError
-    ├── RolloutFailure                  one rollout or group; what it means is the caller's decision
-    │   ├── RolloutInfraFailure         worth another try
-    │   │   ├── RolloutTimeout          a limit of RolloutTimeouts ran out
-    │   │   ├── GenerationUnavailable   the backend failed or gave nothing
-    │   │   ├── NoHealthyShards         no backend is left to ask
-    │   │   └── GymTransportError       an environment's server could not be reached, or broke off
+    ├── RolloutFailure                  one rollout or group; the caller decides what it means
+    │   ├── RolloutInfraFailure         worth another attempt
+    │   │   ├── RolloutTimeout          a limit of RolloutTimeouts was reached
+    │   │   ├── GenerationUnavailable   the backend failed or gave no output
+    │   │   ├── NoHealthyShards         no backend is left
+    │   │   └── GymTransportError       a server of the environment could not be reached, or failed
     │   └── RolloutDataFailure          the same input would fail again
     ├── RolloutRedispatchExhausted      infrastructure failed prompt after prompt: the run must end
-    └── RolloutStall                    nothing moves any more: the run must end
+    ├── RolloutStall                    no progress: the run must end
+    └── RolloutConfigurationError       wrong key, address or model: the run must end
 
-All of them take one text and can be pickled.
+All of them take one text and can be pickled. The tables of kinds, statuses and exceptions are in
+`nemo_gym.failures`.
 """
 
 from collections.abc import Iterator
 from enum import Enum
 
+from nemo_gym.failures import (
+    AnyKind,
+    Boundary,
+    FailureKind,
+    TrainingEffect,
+    kind_of_class,
+    kind_of_status,
+    rule_of,
+)
+
 _MOST_CAUSES = 8
 
 
 class FailureClass(Enum):
-    """Whose fault it was."""
+    """Whether to blame the infrastructure or the data."""
 
     INFRA = "infra"
     DATA = "data"
@@ -63,28 +75,40 @@ class RolloutStall(RuntimeError):
     pass
 
 
-TERMINAL = (RolloutRedispatchExhausted, RolloutStall)
-"""Nobody on the way up makes another failure of these, or goes on in spite of them."""
+class RolloutConfigurationError(RuntimeError):
+    pass
 
-_INFRA_NAMES = frozenset(
-    {
-        *("ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError"),  # aiohttp
-        *("TransportError", "TimeoutException"),  # httpx
-        *("ConnectionError", "Timeout", "ChunkedEncodingError"),  # requests
-        *("URLError", "gaierror"),  # urllib and socket
-        *("APIConnectionError", "APITimeoutError"),  # openai
-        *("ProtocolError", "MaxRetryError", "NewConnectionError"),  # urllib3
-        *("RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError", "OwnerDiedError"),
-        *("RaySystemError", "ObjectLostError", "LocalRayletDiedError"),
-        *("BrokenExecutor", "BrokenProcessPool"),
-        *("ServerUnreachableError",),  # nemo_gym
-    }
-)
-"""Classes of libraries that need not be installed: a server that is not there, a worker that died."""
+
+TERMINAL = (RolloutRedispatchExhausted, RolloutStall, RolloutConfigurationError)
+"""Errors that end the run: never caught, retried or converted on the way up."""
+
+_GYM_ERRORS: dict[TrainingEffect, type[RuntimeError]] = {
+    TrainingEffect.INFRA: GymTransportError,
+    TrainingEffect.DATA: RolloutDataFailure,
+    TrainingEffect.TERMINAL: RolloutConfigurationError,
+}
+_CLASSES = {
+    TrainingEffect.INFRA: FailureClass.INFRA,
+    TrainingEffect.DATA: FailureClass.DATA,
+    TrainingEffect.TERMINAL: FailureClass.DATA,
+}
+
+
+def gym_failure(kind: AnyKind, text: str) -> RuntimeError:
+    """The exception for a failure that a Gym server reports."""
+    return _GYM_ERRORS[rule_of(kind).training](text)
+
+
+def ends_run(exc: BaseException) -> bool:
+    """Whether the failure, or one that caused it, carries a kind that ends the run."""
+    kinds = (getattr(link, "kind", None) for link in _causes(exc))
+    return any(
+        isinstance(kind, FailureKind) and rule_of(kind).training is TrainingEffect.TERMINAL for kind in kinds
+    )
 
 
 def classify_rollout_failure(exc: BaseException) -> FailureClass:
-    """Infrastructure or data; what is not known is data, which is tried less often."""
+    """Infrastructure or data. An unknown exception is data, which is retried less often."""
     if isinstance(exc, RolloutDataFailure):
         return FailureClass.DATA
     for link in _causes(exc):
@@ -95,7 +119,7 @@ def classify_rollout_failure(exc: BaseException) -> FailureClass:
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
-    """The exception, then what caused it, and so on."""
+    """The exception, its cause, the cause of that, and so on."""
     link: BaseException | None = exc
     for _ in range(_MOST_CAUSES + 1):
         if link is None:
@@ -107,25 +131,19 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
 def _class_of(exc: BaseException) -> FailureClass | None:
     if isinstance(exc, RolloutDataFailure):
         return FailureClass.DATA
-    if isinstance(exc, RolloutInfraFailure | TimeoutError | ConnectionError):
+    if isinstance(exc, RolloutInfraFailure):
         return FailureClass.INFRA
     status = http_status(exc)
-    if status is not None:
-        return class_of_status(status)
-    if any(cls.__name__ in _INFRA_NAMES for cls in type(exc).__mro__):
-        return FailureClass.INFRA
-    return None
-
-
-def class_of_status(status: int) -> FailureClass | None:
-    """What an HTTP answer says of the failure; None where it is no error."""
-    if status >= 500 or status in (408, 429):
-        return FailureClass.INFRA
-    return FailureClass.DATA if status >= 400 else None
+    kind = (
+        kind_of_class(type(exc), Boundary.TRAINER)
+        if status is None
+        else kind_of_status(status, Boundary.TRAINER)
+    )
+    return None if kind is None else _CLASSES[rule_of(kind).training]
 
 
 def http_status(exc: BaseException) -> int | None:
-    """The status of an HTTP error, whichever library raised it."""
+    """The status of an HTTP error of any library."""
     for owner in (exc, getattr(exc, "response", None)):
         for name in ("status", "status_code"):
             status = getattr(owner, name, None)

@@ -20,9 +20,10 @@ from nemo_rl.experience.failures import (
     TERMINAL,
     FailureClass,
     GenerationUnavailable,
+    RolloutConfigurationError,
     RolloutDataFailure,
-    RolloutFailure,
     classify_rollout_failure,
+    ends_run,
 )
 from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
@@ -395,8 +396,10 @@ def _told_by(output: BatchedDataDict[Any]) -> dict[str, Any]:
     return told
 
 
-def _generation_failure(error: Exception, who: str) -> RolloutFailure:
+def _generation_failure(error: Exception, who: str) -> RuntimeError:
     text = f"{who}: generation failed: {type(error).__name__}: {error}"
+    if ends_run(error):
+        return RolloutConfigurationError(text)
     if classify_rollout_failure(error) is FailureClass.INFRA:
         return GenerationUnavailable(text)
     return RolloutDataFailure(text)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from nemo_gym.failures import MODEL_CODES, REQUEST_CODES, FailureKind, endpoint_error, is_about_model
 from nemo_gym.openai_utils.data import OddJson
 from nemo_gym.openai_utils.endpoint_client import EndpointError
 from nemo_gym.responses_converter import FormatError, RequestFormatError, ResponsesConverter
@@ -28,10 +29,6 @@ Ask = Callable[[Api, Request], Awaitable[Answer]]
 
 _MISSING = (404, 405, 501)
 """Statuses of a route that is not there; a 404 may just as well be about what was asked for."""
-_ABOUT_THE_REQUEST = frozenset(
-    ("model_not_found", "DeploymentNotFound", "previous_response_not_found", "context_length_exceeded")
-)
-"""Codes of errors that only a route which is there can tell."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,28 @@ class Way:
         self._failed_trials = 0
         self._refusal: ClientResponse | None = None
         """What the other route refused the newest trial with, if it is there."""
+        self._is_other_broken = False
+        """Whether the newest trial ended without a response that says if the other route is there."""
+        self._has_responded = False
 
     async def answer(self, request: Request) -> Answer:
         """The endpoint's answer, in the format of the route that was called."""
-        if self.is_converting:
-            return await self._converted(request)
-        if self.is_converting is False:
-            return await self._ask(self._api, request)
+        try:
+            if self.is_converting:
+                answer = await self._converted(request)
+            elif self.is_converting is False:
+                answer = await self._ask(self._api, request)
+            else:
+                answer = await self._first(request)
+        except EndpointError as error:
+            if self._has_responded and _may_be_about_route(error):  # but the route is there
+                raise error.with_kind(FailureKind.DATA) from error
+            raise
+        self._has_responded = True
+        return answer
+
+    async def _first(self, request: Request) -> Answer:
+        """A request while it is not known which routes there are."""
         try:
             answer = await self._ask(self._api, request)
         except aiohttp.ClientResponseError as error:
@@ -113,15 +125,16 @@ class Way:
     async def _one_trial(self, request: Request, missing: aiohttp.ClientResponseError) -> Answer:
         try:
             answer = await self._converted(request)
-        except RequestFormatError:  # says nothing about the endpoint
-            raise missing from None
+        except RequestFormatError:  # the other route was not asked, so it may be there
+            raise _with_kind(missing, FailureKind.DATA) from None
         except aiohttp.ClientResponseError as error:
             self._failed_trials += 1
+            self._is_other_broken = False
             self._refusal = None if is_missing_route(error) else self._both(missing, error)
             raise self._failure(missing) from error
         except (aiohttp.ClientError, FormatError):
             self._failed_trials += 1
-            self._refusal = None
+            self._is_other_broken, self._refusal = True, None
             raise
         self.is_converting = True
         logger.warning(
@@ -136,7 +149,10 @@ class Way:
         return answer
 
     def _failure(self, missing: aiohttp.ClientResponseError) -> aiohttp.ClientResponseError:
-        return missing if self._refusal is None else EndpointError(self._refusal)
+        if self._refusal is not None:
+            return EndpointError(self._refusal)
+        kind = FailureKind.INFRASTRUCTURE if self._is_other_broken else FailureKind.CONFIGURATION
+        return _with_kind(missing, kind)
 
     def _both(
         self, missing: aiohttp.ClientResponseError, error: aiohttp.ClientResponseError
@@ -149,14 +165,20 @@ class Way:
         return ClientResponse(error.status, (), json.dumps({"error": {"message": text}}).encode())
 
 
+def _with_kind(error: aiohttp.ClientResponseError, kind: FailureKind) -> aiohttp.ClientResponseError:
+    """The error with this kind, unless the endpoint is a server of ours, which names the kind itself."""
+    return error.with_kind(kind) if isinstance(error, EndpointError) and not error.names_kind else error
+
+
+def _may_be_about_route(error: EndpointError) -> bool:
+    """Whether the error counts as configuration only because the route may be missing."""
+    is_guess = error.kind is FailureKind.CONFIGURATION and not error.names_kind
+    return is_guess and is_missing_route(error) and not is_about_model(error.response_content)
+
+
 def is_missing_route(error: aiohttp.ClientResponseError) -> bool:
-    """Whether an error of the endpoint may mean that it has no such route."""
+    """Whether an error of the endpoint may mean that it does not have the route."""
     if error.status not in _MISSING:
         return False
-    try:
-        said = json.loads(getattr(error, "response_content", b""))
-    except (ValueError, RecursionError):
-        return True
-    if isinstance(said, dict) and isinstance(said.get("error"), dict):
-        said = said["error"]
-    return not isinstance(said, dict) or str(said.get("code")) not in _ABOUT_THE_REQUEST
+    code, _ = endpoint_error(getattr(error, "response_content", b""))
+    return code not in MODEL_CODES | REQUEST_CODES

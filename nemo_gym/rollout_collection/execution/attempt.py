@@ -9,14 +9,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 
 from nemo_gym.activity import Activity, EndpointLimits, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import redact
-from nemo_gym.errors import ConfigError
+from nemo_gym.failures import AnyKind, Boundary, FailureKind, declared_kind, kind_of_exception
 from nemo_gym.http import ClientResponse, ServerCallError, retry_after_s
 from nemo_gym.metrics import numeric_fields
 from nemo_gym.records import key_of
@@ -60,9 +59,7 @@ class Attempt:
                 return self._refused(task, response)
             return await self._outcome(task, response)
         except Exception as error:  # the boundary of a rollout: every failure is an outcome
-            # TimeoutError is an OSError; a ConfigError of the client says nothing about the row.
-            is_outage = isinstance(error, aiohttp.ClientError | OSError | ConfigError)
-            kind = "infrastructure" if is_outage else "data"
+            kind = kind_of_exception(error, Boundary.CALL)
             return self._failure(task, kind, type(error).__name__, str(error) or repr(error))
 
     def _refused(self, task: Task, response: ClientResponse) -> Failure:
@@ -115,23 +112,22 @@ class Attempt:
 
     def _routed(self, task: Task, rollout: dict[str, Any]) -> Failure:
         """A failure that the agent or the verifier decided on."""
-        failure_class = str(rollout.get(NG_FAILURE_CLASS_KEY) or "data")
-        message = rollout.get(NG_JUDGE_ERROR_KEY) or f"the agent filed this rollout as {failure_class!r}"
+        kind = declared_kind(rollout.get(NG_FAILURE_CLASS_KEY))
+        message = rollout.get(NG_JUDGE_ERROR_KEY) or f"the agent declared this rollout failed: {kind}"
         return self._failure(
             task,
-            failure_class,
+            kind,
             "AgentFailure",
             str(message),
             is_terminal=bool(rollout.get(NG_TERMINAL_KEY)),
             is_kept=not rollout.get(NG_NO_PERSIST_KEY),
-            can_retry=False,
         )
 
     def _invalid(self, task: Task, message: str) -> Failure:
-        return self._failure(task, "data", "InvalidRollout", message)
+        return self._failure(task, FailureKind.DATA, "InvalidRollout", message)
 
     def _failure(
-        self, task: Task, failure_class: str, error_type: str, message: str, **details: Any
+        self, task: Task, failure_class: AnyKind, error_type: str, message: str, **details: Any
     ) -> Failure:
         message = redact(message, self.secrets)[:_LONGEST_MESSAGE]
         return Failure(task.key, task.agent_ref, failure_class, error_type, message, **details)

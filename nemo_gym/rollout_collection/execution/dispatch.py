@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from nemo_gym.activity import Activity
+from nemo_gym.failures import FailureKind, rule_of
 from nemo_gym.http import RetryPolicy
-from nemo_gym.rollout_collection.outcome import OUTAGES, Failure, Outcome, Success, Task
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
 
 TEARDOWN_S = 5.0
 """How long a try may take to end once it is cancelled."""
@@ -32,9 +33,10 @@ class RolloutPolicy:
 
     def wait_s(self, failure: Failure, task: Task, elapsed_s: float) -> float | None:
         """How long to wait before the next try; None: there is none."""
-        if not failure.can_retry or failure.is_terminal:
+        rule = rule_of(failure.failure_class)
+        if not rule.is_retried or failure.is_terminal or not failure.is_kept:
             return None
-        if failure.failure_class not in OUTAGES and failure.data_attempts >= task.data_attempts_left:
+        if rule.uses_data_attempts and failure.data_attempts >= task.data_attempts_left:
             return None
         if failure.attempts >= self.retry.attempts:
             return None
@@ -131,18 +133,18 @@ class Dispatcher:
 
     def _time_out(self, entry: InFlight) -> None:
         doing, limit_s = entry.activity.waits_for(), self._policy.rollout_timeout_s
-        self._cut(entry, "timeout", "TimeoutError", f"not done after {limit_s:g} s; it was {doing}")
+        self._cut(entry, FailureKind.TIMEOUT, "TimeoutError", f"not done after {limit_s:g} s; it was {doing}")
 
     def _cancel(self, entry: InFlight) -> None:
         doing = entry.activity.waits_for()
-        self._cut(entry, "cancelled", "CancelledError", f"the run was stopped; it was {doing}")
+        self._cut(entry, FailureKind.CANCELLED, "CancelledError", f"the run was stopped; it was {doing}")
 
-    def _cut(self, entry: InFlight, failure_class: str, error_type: str, message: str) -> None:
+    def _cut(self, entry: InFlight, kind: FailureKind, error_type: str, message: str) -> None:
         """End a try, which gets a moment to clean up."""
         if entry.running is None or entry.cut is not None:
             return
         task = entry.task
-        entry.cut = Failure(task.key, task.agent_ref, failure_class, error_type, message)
+        entry.cut = Failure(task.key, task.agent_ref, kind, error_type, message)
         if entry.timer is not None:
             entry.timer.cancel()
         entry.running.cancel()
@@ -179,11 +181,10 @@ class Dispatcher:
                 outcome = outcome.after(entry.attempts, entry.task.earlier_attempts)
             self._finish(entry, outcome)
             return
-        entry.data_attempts += outcome.failure_class not in OUTAGES
+        entry.data_attempts += rule_of(outcome.failure_class).uses_data_attempts
         failure = replace(outcome, attempts=entry.attempts, data_attempts=entry.data_attempts)
         elapsed_s = time.monotonic() - entry.started
-        stop = self._is_stopping or failure.failure_class == "cancelled"
-        wait_s = None if stop else self._policy.wait_s(failure, entry.task, elapsed_s)
+        wait_s = None if self._is_stopping else self._policy.wait_s(failure, entry.task, elapsed_s)
         if wait_s is None:
             self._finish(entry, failure)
             return
@@ -209,7 +210,7 @@ def _outcome_of(task: Task, running: "asyncio.Task[Outcome]") -> Outcome:
         error_type, message = type(error).__name__, str(error) or repr(error)
     else:
         return running.result()
-    return Failure(task.key, task.agent_ref, "data", error_type, message)
+    return Failure(task.key, task.agent_ref, FailureKind.DATA, error_type, message)
 
 
 def oldest(entries: Iterable[InFlight], number: int) -> list[dict[str, object]]:

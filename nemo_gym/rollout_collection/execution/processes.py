@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from nemo_gym.errors import WorkerError
+from nemo_gym.failures import FailureKind
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.execution.dispatch import TEARDOWN_S
 from nemo_gym.rollout_collection.execution.executors import SHOWN_OLDEST, ExecutorState, Settle
@@ -240,7 +241,14 @@ class ProcessExecutor:
             if deaths >= min(self._setup.policy.retry.attempts, _DEATHS_OF_A_TASK):
                 message = f"{deaths} worker processes died while they played this rollout"
                 self._settle(
-                    Failure(key, task.agent_ref, "infrastructure", "WorkerDied", message, attempts=deaths)
+                    Failure(
+                        key,
+                        task.agent_ref,
+                        FailureKind.INFRASTRUCTURE,
+                        "WorkerDied",
+                        message,
+                        attempts=deaths,
+                    )
                 )
             else:
                 self._owed.append(task)
@@ -262,7 +270,7 @@ class ProcessExecutor:
         """What a worker had when the run was stopped."""
         for key, task in worker.in_flight.items():
             message = "the run was stopped"
-            self._settle(Failure(key, task.agent_ref, "cancelled", "CancelledError", message))
+            self._settle(Failure(key, task.agent_ref, FailureKind.CANCELLED, "CancelledError", message))
         worker.in_flight = {}
 
 

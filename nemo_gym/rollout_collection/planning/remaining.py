@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nemo_gym.errors import JournalError
+from nemo_gym.failures import AnyKind
 from nemo_gym.journal import READ_BYTES
 from nemo_gym.records import Key, Record, agent_of, key_of, packed, parsed, unpacked
 from nemo_gym.rollout_collection.outcome import Task
@@ -30,7 +31,7 @@ class Owed:
 
     materialized: Path
     done: set[int] = field(default_factory=set)
-    left_alone: dict[int, str] = field(default_factory=dict)
+    left_alone: dict[int, AnyKind] = field(default_factory=dict)
     data_attempts: dict[int, int] = field(default_factory=dict)
     """Used up in earlier runs."""
     attempts: dict[int, int] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Owed:
     by_agent: Counter[str] = field(default_factory=Counter)
     """Rollouts to run."""
     planned: int = 0
-    left_alone_by_class: Counter[str] = field(default_factory=Counter)
+    left_alone_by_class: Counter[AnyKind] = field(default_factory=Counter)
     left_alone_by_agent: Counter[str] = field(default_factory=Counter)
     not_planned: int = 0
     """Rollouts in the output that the plan does not have."""

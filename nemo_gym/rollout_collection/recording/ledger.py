@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemo_gym.failures import AnyKind, rule_of
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.terminal import one_line
 
@@ -20,10 +21,10 @@ class Ledger:
     planned: int
     resumed: int = 0
     """Succeeded in earlier runs."""
-    left_alone: Counter[str] = field(default_factory=Counter)
+    left_alone: Counter[AnyKind] = field(default_factory=Counter)
     """Failed for good in earlier runs, by class."""
     succeeded_now: int = 0
-    failed_now: Counter[str] = field(default_factory=Counter)
+    failed_now: Counter[AnyKind] = field(default_factory=Counter)
     retried: int = 0
     """Rollouts that took more than one try."""
     causes: Counter[str] = field(default_factory=Counter)
@@ -48,7 +49,7 @@ class Ledger:
         return self.resumed + self.succeeded_now
 
     @property
-    def failed(self) -> Counter[str]:
+    def failed(self) -> Counter[AnyKind]:
         return self.left_alone + self.failed_now
 
     @property
@@ -61,7 +62,8 @@ class Ledger:
 
     def exceeds(self, max_failure_rate: float | None, in_flight: int, to_run: int) -> bool:
         """Whether more have failed than is allowed, by themselves: a share below 1, else a count."""
-        failures = self.failed_now.total() - self.failed_now["cancelled"]
+        counted = [kind for kind in self.failed_now if rule_of(kind).counts_as_attempt]
+        failures = sum(self.failed_now[kind] for kind in counted)
         if max_failure_rate is None or not failures:
             return False
         if max_failure_rate >= 1:

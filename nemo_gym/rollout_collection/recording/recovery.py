@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemo_gym.failures import AnyKind, declared_kind, rule_of
 from nemo_gym.journal import Recovery, recover
 from nemo_gym.records import Key, Record, key_of, packed, parsed
-from nemo_gym.rollout_collection.outcome import OUTAGES
 from nemo_gym.types import (
     NG_FAILURE_CLASS_KEY,
     NG_TERMINAL_KEY,
@@ -50,23 +50,24 @@ class PastFailures:
     """What the failures file says of each key, over all runs."""
 
     data_attempts: dict[int, int] = field(default_factory=dict)
-    terminal: dict[int, str] = field(default_factory=dict)
+    terminal: dict[int, AnyKind] = field(default_factory=dict)
     """The failure class of those that are never to be tried again."""
-    last_class: dict[int, str] = field(default_factory=dict)
+    last_class: dict[int, AnyKind] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     """Tries of any kind."""
 
     def take(self, key: Key, record: Record) -> None:
-        name, failure_class = packed(key), str(record.get(NG_FAILURE_CLASS_KEY) or "data")
-        if failure_class != "cancelled":  # which says that the run was stopped, nothing about the rollout
+        name, kind = packed(key), declared_kind(record.get(NG_FAILURE_CLASS_KEY))
+        rule = rule_of(kind)
+        if rule.counts_as_attempt:
             self.attempts[name] = self.attempts.get(name, 0) + _count(record.get("attempts"))
         if record.get(NG_TERMINAL_KEY):
-            self.terminal[name] = failure_class
-        if failure_class not in OUTAGES:
+            self.terminal[name] = kind
+        if rule.uses_data_attempts:
             self.data_attempts[name] = self.data_attempts.get(name, 0) + _count(record.get("data_attempts"))
-            self.last_class[name] = failure_class
+            self.last_class[name] = kind
 
-    def left_alone(self, max_attempts: int) -> dict[int, str]:
+    def left_alone(self, max_attempts: int) -> dict[int, AnyKind]:
         """The keys that are not tried again, with the class of their failure."""
         spent = {
             name: self.last_class[name]

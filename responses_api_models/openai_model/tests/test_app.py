@@ -262,7 +262,8 @@ def test_answer_that_is_no_json_object_is_a_failure_of_the_endpoint(text: str) -
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, "data"), (401, "data"), (404, "data"), (422, "data"), (501, "infrastructure")]
+    ("status", "kind"),
+    [(400, "data"), (401, "configuration"), (404, "data"), (422, "data"), (501, "infrastructure")],
 )
 def test_error_of_the_endpoint_is_handed_on_with_status_and_body(status: int, kind: str) -> None:
     body = '{"error": {"message": "too long", "code": "context_length_exceeded"}}'

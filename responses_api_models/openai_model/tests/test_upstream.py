@@ -80,11 +80,11 @@ def test_error_stands_as_it_was_where_the_other_api_is_missing_too() -> None:
         for _ in range(2):
             response = asyncio.run(it.post({"input": "x"}))
             assert (response.status, asyncio.run(response.text())) == (404, "no such model")
-            assert response.headers["x-nemo-gym-failure-kind"] == "data"
+            assert response.headers["x-nemo-gym-failure-kind"] == "configuration"
         assert it.apis == ["responses", "chat"] * 2
 
 
-@pytest.mark.parametrize(("status", "kind"), [(400, "data"), (401, "data"), (500, "infrastructure")])
+@pytest.mark.parametrize(("status", "kind"), [(400, "data"), (401, "configuration"), (500, "infrastructure")])
 def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: int, kind: str) -> None:
     def script(request: Json) -> web.Response:
         refused = web.Response(status=status, text="Incorrect API key")

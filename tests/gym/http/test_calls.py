@@ -80,15 +80,15 @@ def limited(status: int, retry_after: str) -> ClientResponse:
     return ClientResponse(status, (("Retry-After", retry_after),), b"")
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 520])
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 520, 529])
 def test_endpoint_failure_is_tried_again(status: int) -> None:
     outcome = play(MODEL_ENDPOINT, status, status, 200)
     assert (status_of(outcome), outcome.calls, len(outcome.waits)) == (200, 3, 2)
 
 
 def test_the_published_retry_codes_are_the_ones_used() -> None:
-    assert RATE_LIMIT_ERROR_CODES == [429, 502, 503, 504, 520]
-    assert sorted(RETRY_ERROR_CODES) == sorted(MODEL_ENDPOINT.statuses) == [429, 500, 502, 503, 504, 520]
+    assert RATE_LIMIT_ERROR_CODES == [429, 502, 503, 504, 520, 529]
+    assert sorted(RETRY_ERROR_CODES) == sorted(MODEL_ENDPOINT.statuses) == [429, 500, 502, 503, 504, 520, 529]
 
 
 @pytest.mark.parametrize(

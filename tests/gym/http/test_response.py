@@ -124,7 +124,7 @@ def test_error_says_who_failed_first_and_how() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, "data"), (401, "data"), (404, "data"), (422, "data")]
-    + [(code, "infrastructure") for code in (408, 425, 429, 500, 502, 503, 504, 520)],
+    + [(code, "infrastructure") for code in (408, 425, 429, 500, 502, 503, 504, 520, 529)],
 )
 def test_kind_of_an_answer_that_does_not_say_follows_from_its_status(status: int, kind: str) -> None:
     assert error_of(response(status)).kind == kind

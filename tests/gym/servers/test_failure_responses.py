@@ -75,10 +75,15 @@ def test_rollout_without_a_failure_names_no_cause() -> None:
     assert not [name for name in answer.headers if name.lower().startswith("x-nemo-gym-failure")]
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422])
-def test_refusal_of_the_endpoint_is_data_and_not_the_agents_fault(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "data"), (422, "data"), (401, "configuration"), (403, "configuration"), (404, "configuration")],
+)
+def test_error_status_of_the_endpoint_keeps_its_kind_and_server_up_to_the_agent(
+    status: int, kind: str
+) -> None:
     answer = run_row(answering(status))
-    assert cause_of(answer) == (500, "policy_model", status, "data")
+    assert cause_of(answer) == (500, "policy_model", status, kind)
     assert "because" in asyncio.run(answer.text())
 
 

@@ -17,6 +17,7 @@ from nemo_rl.environments.nemo_gym import NemoGym, NemoGymBatch
 from nemo_rl.experience.failures import (
     FailureClass,
     GymTransportError,
+    RolloutConfigurationError,
     RolloutDataFailure,
     classify_rollout_failure,
 )
@@ -226,13 +227,26 @@ def test_row_that_takes_too_long_is_an_outage() -> None:
     with_gym(use, row_timeout_s=0.05)
 
 
-def test_rollout_that_its_judge_could_not_score_has_no_reward() -> None:
-    says = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "no verdict"}
+@pytest.mark.parametrize(
+    ("failure_class", "expected"),
+    [
+        ("judge_failed", GymTransportError),
+        ("infrastructure", GymTransportError),
+        ("timeout", GymTransportError),
+        ("cancelled", GymTransportError),
+        ("data", RolloutDataFailure),
+        ("bad_weather", RolloutDataFailure),
+        ("configuration", RolloutConfigurationError),
+    ],
+)
+def test_rollout_that_is_declared_failed_raises_by_its_kind(
+    failure_class: str, expected: type[Exception]
+) -> None:
+    says = {"reward": 0.0, "_ng_failure_class": failure_class, "_ng_failure_judge_error": "no verdict"}
     error = failure(says=says)
-    assert type(error) is RolloutDataFailure
-    assert str(error) == "playing filed this rollout as 'judge_failed': no verdict"
-    for outage in ("infrastructure", "timeout"):
-        assert type(failure(says={"_ng_failure_class": outage})) is GymTransportError
+    assert type(error) is expected
+    assert str(error) == f"playing declared this rollout failed ({failure_class}): no verdict"
+    assert as_one_text(error)
 
 
 def test_agent_that_nobody_serves_is_named_with_those_there_are() -> None:

@@ -16,6 +16,7 @@ from nemo_rl.experience import failures
 from nemo_rl.experience.failures import (
     FailureClass,
     GenerationUnavailable,
+    RolloutConfigurationError,
     RolloutDataFailure,
     RolloutFailure,
     RolloutInfraFailure,
@@ -65,7 +66,10 @@ class ActorDiedError(named("RayActorError")):  # type: ignore[misc]  # as Ray ha
         (HttpError(status_code=500), INFRA),
         (HttpError(status=408), INFRA),
         (HttpError(status=429), INFRA),
+        (HttpError(status=529), INFRA),
         (HttpError(status=400), DATA),
+        (HttpError(status=401), DATA),
+        (HttpError(status=425), DATA),
         (HttpError(status_code=404), DATA),
         (HttpError(response=SimpleNamespace(status_code=502)), INFRA),
         (HttpError(response=SimpleNamespace(status_code=422)), DATA),
@@ -108,5 +112,5 @@ def test_the_tree_of_failures_is_the_published_one_and_pickles() -> None:
         assert issubclass(cls, RolloutInfraFailure) == (name in (*infra, "RolloutInfraFailure"))
         again = pickle.loads(pickle.dumps(cls("what, where")))
         assert type(again) is cls and str(again) == "what, where"
-    for terminal in (RolloutRedispatchExhausted, RolloutStall):
+    for terminal in (RolloutRedispatchExhausted, RolloutStall, RolloutConfigurationError):
         assert issubclass(terminal, RuntimeError) and not issubclass(terminal, RolloutFailure)

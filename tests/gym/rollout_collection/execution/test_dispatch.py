@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from nemo_gym.activity import Activity
+from nemo_gym.failures import FailureKind
 from nemo_gym.http import RetryPolicy
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, Try
@@ -19,8 +20,8 @@ def task(number: int) -> Task:
     return Task(Key(number, 0), "agent", AGENT, b"{}")
 
 
-def failure(task: Task, failure_class: str = "infrastructure") -> Failure:
-    return Failure(task.key, AGENT, failure_class, "Error", "scripted")
+def failure(task: Task, kind: FailureKind = FailureKind.INFRASTRUCTURE) -> Failure:
+    return Failure(task.key, AGENT, kind, "Error", "scripted")
 
 
 def dispatched(
@@ -91,7 +92,7 @@ def test_try_that_makes_another_error_of_its_cancellation_failed_by_its_deadline
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return failure(task, "data")
+            return failure(task, FailureKind.DATA)
         raise AssertionError
 
     outcomes = dispatched(complain, nothing)

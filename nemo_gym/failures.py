@@ -1,0 +1,291 @@
+"""Failures: the kinds, what each kind means, and the kind of every HTTP status and exception.
+
+This is the only module that decides. To add a kind, add it to `FailureKind` and `KIND_RULES`; every consumer
+reads the rules from here. Who produced a status or an exception matters, so both tables have a column per
+`Boundary`.
+"""
+
+import json
+import logging
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NewType
+
+logger = logging.getLogger(__name__)
+
+
+class FailureKind(StrEnum):
+    """Why a rollout failed. The value is the class on disk and in the failure header."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """A server, endpoint or worker failed. Another attempt may succeed."""
+    TIMEOUT = "timeout"
+    """The rollout reached its deadline."""
+    DATA = "data"
+    """The same input would fail again: a refused request, an exception in an environment, no reward."""
+    CONFIGURATION = "configuration"
+    """Wrong key, wrong address, unknown model. No task is at fault, and retries do not help."""
+    CANCELLED = "cancelled"
+    """The run was stopped."""
+    JUDGE_FAILED = "judge_failed"
+    """The judge model gave no verdict."""
+
+
+DeclaredKind = NewType("DeclaredKind", str)
+"""A failure class that an agent made up. Only `declared_kind` creates one, so a misspelt kind in our own code
+is a type error."""
+
+AnyKind = FailureKind | DeclaredKind
+
+
+class TrainingEffect(Enum):
+    """What a failure means in `nemo_rl`."""
+
+    INFRA = "infra"
+    """Retried within the infrastructure budget."""
+    DATA = "data"
+    """Counts against the prompt."""
+    TERMINAL = "terminal"
+    """Ends the run."""
+
+
+@dataclass(frozen=True)
+class KindRule:
+    """What a failure of one kind means. No defaults: a new kind has to decide each of these."""
+
+    is_retried: bool
+    """The collector makes another attempt in the same run, within `max_attempts`."""
+    uses_data_attempts: bool
+    """It blames the task: it counts towards the data attempts of the rollout, over all runs."""
+    counts_as_attempt: bool
+    """It counts in `_ng_attempt_index` and `max_failure_rate`. False if the run ended the attempt."""
+    training: TrainingEffect
+
+
+KIND_RULES: Mapping[str, KindRule] = MappingProxyType(
+    {
+        FailureKind.INFRASTRUCTURE: KindRule(True, False, True, TrainingEffect.INFRA),
+        FailureKind.TIMEOUT: KindRule(True, False, True, TrainingEffect.INFRA),
+        FailureKind.DATA: KindRule(True, True, True, TrainingEffect.DATA),
+        FailureKind.CONFIGURATION: KindRule(True, False, True, TrainingEffect.TERMINAL),
+        FailureKind.CANCELLED: KindRule(False, False, False, TrainingEffect.INFRA),
+        FailureKind.JUDGE_FAILED: KindRule(True, False, True, TrainingEffect.INFRA),
+    }
+)
+DECLARED_RULE = KindRule(False, True, True, TrainingEffect.DATA)
+"""For a class that an agent made up: not retried in the same run, retried on resume."""
+
+
+def rule_of(kind: AnyKind) -> KindRule:
+    return KIND_RULES.get(kind, DECLARED_RULE)
+
+
+def declared_kind(failure_class: object) -> AnyKind:
+    """The kind that a `_ng_failure_class` field names; `data` if the field is empty."""
+    text = str(failure_class or FailureKind.DATA)
+    return _known_kind(text) or DeclaredKind(text)
+
+
+def kind_in_header(text: str | None) -> FailureKind | None:
+    """The kind that a failure header names; None if there is none, or one that we do not know."""
+    if text is None:
+        return None
+    kind = _known_kind(text)
+    if kind is None:
+        _warn_of_unknown_kind(text)
+    return kind
+
+
+def _known_kind(text: str) -> FailureKind | None:
+    try:
+        return FailureKind(text)
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=64)  # once per name
+def _warn_of_unknown_kind(text: str) -> None:
+    logger.warning("a server sent the unknown failure kind %r; its HTTP status decides instead", text)
+
+
+class Boundary(Enum):
+    """Where a status or an exception became a failure. The value names a column of `StatusRule`."""
+
+    CALL = "call"
+    """A call to a server, which did not name the kind."""
+    SERVER_CODE = "server_code"
+    """The code of an environment, agent or model server: it chose the status or raised the exception."""
+    ENDPOINT = "endpoint"
+    """A call to a model endpoint."""
+    TRAINER = "trainer"
+    """Anything that reaches `classify_rollout_failure` of `nemo_rl`, from any library."""
+
+
+@dataclass(frozen=True)
+class StatusRule:
+    """What an HTTP error status means."""
+
+    call: FailureKind
+    server_code: FailureKind
+    endpoint: FailureKind
+    trainer: FailureKind
+    is_retried: bool = False
+    """The client of an endpoint sends the request again."""
+    is_rate_limit: bool = False
+    """The status is in the published list `RATE_LIMIT_ERROR_CODES`."""
+    is_overload: bool = False
+    """The adaptive concurrency limit shrinks."""
+
+
+_INFRA, _DATA, _CONFIGURATION = FailureKind.INFRASTRUCTURE, FailureKind.DATA, FailureKind.CONFIGURATION
+_REFUSED = StatusRule(_DATA, _DATA, _DATA, _DATA)
+_MISCONFIGURED = StatusRule(_DATA, _DATA, _CONFIGURATION, _DATA)
+_BROKEN = StatusRule(_INFRA, _DATA, _INFRA, _INFRA)
+"""In the code of a server a 500 is a bug, which the same input would meet again."""
+
+STATUS_RULES: Mapping[int, StatusRule] = MappingProxyType(
+    {
+        401: _MISCONFIGURED,
+        403: _MISCONFIGURED,
+        404: _MISCONFIGURED,
+        408: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA),
+        425: StatusRule(_INFRA, _INFRA, _INFRA, _DATA),  # `nemo_rl` publishes 408 and 429 only
+        429: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
+        500: StatusRule(_INFRA, _DATA, _INFRA, _INFRA, True),
+        502: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
+        503: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
+        504: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
+        520: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
+        529: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
+    }
+)
+"""Any other status from 500 is `_BROKEN`, any other below `_REFUSED`."""
+
+RATE_LIMIT_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_rate_limit)
+RETRIED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_retried)
+OVERLOAD_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_overload)
+
+
+def kind_of_status(status: int, boundary: Boundary) -> FailureKind:
+    rule = STATUS_RULES.get(status) or (_BROKEN if status >= 500 else _REFUSED)
+    kind: FailureKind = getattr(rule, boundary.value)
+    return kind
+
+
+MODEL_CODES = frozenset({"model_not_found", "DeploymentNotFound"})
+"""Error codes by which an endpoint says that it does not have the model."""
+REQUEST_CODES = frozenset({"previous_response_not_found", "context_length_exceeded"})
+"""Error codes by which an endpoint refuses one request."""
+_MISSING_MODEL = re.compile(
+    r"\bmodel\b[\s:]*\S{0,200}\s*(?:was |is |could )?(?:not (?:be )?found|does(?: not|n't) exist)"
+    r"|\b(?:unknown|no such|invalid) model(?: name)?\b(?! (?:input|output|response|parameter))"
+    r"|\bnot a valid model\b",
+    re.IGNORECASE,
+)
+_SAID_WITHIN = 500
+"""Characters of a message that are searched: further on it may quote the request."""
+
+
+def kind_of_response(status: int, body: bytes, boundary: Boundary) -> FailureKind:
+    """The kind of an error response that names none. Of an endpoint, 400 and 404 depend on the body."""
+    if boundary is Boundary.ENDPOINT:
+        if status == 400 and is_about_model(body):
+            return FailureKind.CONFIGURATION
+        if status == 404 and endpoint_error(body)[0] in REQUEST_CODES:
+            return FailureKind.DATA
+    return kind_of_status(status, boundary)
+
+
+def is_about_model(body: bytes) -> bool:
+    """Whether an error of an endpoint says that it does not have the model."""
+    code, message = endpoint_error(body)
+    return code in MODEL_CODES or _MISSING_MODEL.search(message[:_SAID_WITHIN]) is not None
+
+
+def endpoint_error(body: bytes) -> tuple[str, str]:
+    """Code and message of an error body; a body of another format is the message."""
+    try:
+        error = json.loads(body)
+    except (ValueError, RecursionError):
+        return "", body[:_SAID_WITHIN].decode("utf-8", "replace")
+    if isinstance(error, dict) and "error" in error:
+        error = error["error"]
+    if isinstance(error, dict):
+        return str(error.get("code")), str(error.get("message"))
+    return "", str(error)
+
+
+@dataclass(frozen=True)
+class ExceptionRule:
+    """The kind of exception classes, given by name: their libraries may not be installed."""
+
+    kind: FailureKind
+    boundaries: frozenset[Boundary]
+    names: frozenset[str]
+
+
+EXCEPTION_RULES = (
+    ExceptionRule(
+        FailureKind.JUDGE_FAILED,
+        frozenset({Boundary.CALL, Boundary.SERVER_CODE}),
+        frozenset({"JudgeError"}),
+    ),
+    # Raised by the HTTP client that we give to servers. Anything else that their code raises is data.
+    ExceptionRule(
+        FailureKind.INFRASTRUCTURE,
+        frozenset(Boundary),
+        frozenset({"ClientConnectionError", "ClientPayloadError"}),
+    ),
+    # The request of the collector or of a model server failed; a ConfigError there does not blame the row.
+    ExceptionRule(
+        FailureKind.INFRASTRUCTURE,
+        frozenset({Boundary.CALL, Boundary.ENDPOINT}),
+        frozenset({"ClientError", "OSError", "ConfigError"}),
+    ),
+    ExceptionRule(
+        FailureKind.INFRASTRUCTURE,
+        frozenset({Boundary.TRAINER}),
+        frozenset(
+            {
+                *("TimeoutError", "ConnectionError"),
+                *("TransportError", "TimeoutException"),  # httpx
+                *("Timeout", "ChunkedEncodingError"),  # requests, whose ConnectionError is no builtin
+                *("URLError", "gaierror"),  # urllib and socket
+                *("APIConnectionError", "APITimeoutError"),  # openai
+                *("ProtocolError", "MaxRetryError", "NewConnectionError"),  # urllib3
+                *("RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError"),
+                *("OwnerDiedError", "RaySystemError", "ObjectLostError", "LocalRayletDiedError"),
+                *("BrokenExecutor", "BrokenProcessPool"),
+            }
+        ),
+    ),
+)
+
+
+def kind_of_exception(error: BaseException, boundary: Boundary) -> FailureKind:
+    """The kind that the exception carries, or that of its class; `data` if the class is in no rule."""
+    carried = getattr(error, "kind", None)
+    if isinstance(carried, FailureKind):
+        return carried
+    if boundary is Boundary.ENDPOINT and _has_unknown_host(error):
+        return FailureKind.CONFIGURATION
+    return kind_of_class(type(error), boundary) or FailureKind.DATA
+
+
+def kind_of_class(cls: type[BaseException], boundary: Boundary) -> FailureKind | None:
+    names = {base.__name__ for base in cls.__mro__}
+    for rule in EXCEPTION_RULES:
+        if boundary in rule.boundaries and names & rule.names:
+            return rule.kind
+    return None
+
+
+def _has_unknown_host(error: BaseException) -> bool:
+    """Whether the address does not resolve. A name server that does not respond may respond later."""
+    cause = getattr(error, "os_error", error)
+    return isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN
