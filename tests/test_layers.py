@@ -144,6 +144,7 @@ RL_ORDER = [
     "environments.interfaces",
     "models.generation.interfaces",
     "experience.interfaces",
+    "experience.ignored_arguments",
     "experience.failures",
     "experience.retry",
     "experience.message_log",

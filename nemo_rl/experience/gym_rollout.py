@@ -17,6 +17,7 @@ from nemo_rl.experience.failures import RolloutDataFailure
 from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
 from nemo_rl.experience.gym_dispatch import ROWIDX, Row, RowDispatch, merged_timings
 from nemo_rl.experience.gym_metrics import gym_metrics
+from nemo_rl.experience.ignored_arguments import ONLY_NATIVE, refuse_unknown
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_logprobs, as_token_ids, length_of
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
@@ -65,6 +66,7 @@ class AsyncNemoGymRolloutImpl:
         sleep: Sleep = asyncio.sleep,
         **kwargs: Any,
     ) -> None:
+        refuse_unknown(AsyncNemoGymRolloutImpl, kwargs, ONLY_NATIVE)
         self.tokenizer = tokenizer
         self.task_to_env = task_to_env
         self.num_generations_per_prompt = num_generations_per_prompt

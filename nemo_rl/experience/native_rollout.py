@@ -26,6 +26,7 @@ from nemo_rl.experience.failures import (
     ends_run,
 )
 from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
+from nemo_rl.experience.ignored_arguments import ONLY_GYM, refuse_unknown
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_token_ids, copied, flat_token_ids, whole_numbers
 from nemo_rl.experience.metrics import native_metrics
@@ -152,6 +153,7 @@ class AsyncRolloutImpl:
         sleep: Sleep = asyncio.sleep,
         **kwargs: Any,
     ) -> None:
+        refuse_unknown(AsyncRolloutImpl, kwargs, ONLY_GYM)
         self.tokenizer = tokenizer
         self.task_to_env = task_to_env
         self.num_generations_per_prompt = num_generations_per_prompt
