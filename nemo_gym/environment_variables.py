@@ -37,6 +37,10 @@ def user_cache_dir() -> Path:
     return (Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()) / "nemo_gym"
 
 
+def is_variable_set(name: str) -> bool:
+    return name in os.environ
+
+
 def forced_fallbacks() -> frozenset[str]:
     """Libraries of which only documented APIs are used: a comma-separated list, or `all`."""
     return frozenset(name.strip() for name in os.environ.get(_FORCE_FALLBACK, "").split(",") if name.strip())

@@ -5,11 +5,9 @@ The parser takes about a millisecond a value, and a tenth of a second to import.
 
 import re
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+from nemo_gym.undocumented.hydra_internals import override_value
 
 _WORD = r"(?:\.{0,2}/)?[A-Za-z_][A-Za-z0-9_./-]*"
 _INT = r"[+-]?(?:0|[1-9][0-9]{0,17})"
@@ -49,14 +47,9 @@ def parse_plain(text: str) -> Parsed | None:
 
 
 def parse_by_grammar(text: str) -> Parsed:
-    from hydra.errors import HydraException
-
     try:
-        override = _parser().parse_override(f"key={text}")
-        if override.is_sweep_override():
-            return Parsed(text, literal=True)
-        return Parsed(override.value())
-    except (HydraException, ValueError, RecursionError):
+        return Parsed(override_value(text))
+    except ValueError:
         return Parsed(text, literal=True)
 
 
@@ -75,10 +68,3 @@ def _plain_scalar(text: str) -> Parsed | None:
     if _PLAIN_INT.fullmatch(text):
         return Parsed(int(text))
     return Parsed(float(text)) if _PLAIN_FLOAT.fullmatch(text) else None
-
-
-@cache
-def _parser() -> "OverridesParser":
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return OverridesParser.create()

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym.config.directives import Path, dotted, step
 from nemo_gym.config.hints import Origins, defined_in, listed
 from nemo_gym.config.merge import MISSING
+from nemo_gym.config.unresolved import unmet_needs
 from nemo_gym.errors import ConfigError, ConfigMissingValuesError, ConfigSyntaxError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}", re.ASCII)
-_KEY_NOT_FOUND = re.compile(r"Interpolation key '(.*)' not found")
-_NO_VARIABLE = re.compile(r"Environment variable '(.*)' not found")
 
 
 def resolve(values: dict[str, Any], origins: Origins | None = None) -> dict[str, Any]:
@@ -128,15 +127,13 @@ class _Resolution:
 
     def _by_omegaconf(self, path: Path, text: str) -> Any:
         from omegaconf import OmegaConf
-        from omegaconf.errors import InterpolationResolutionError, InterpolationToMissingValueError
+        from omegaconf.errors import InterpolationResolutionError
 
         try:
             node: Any = self._omegaconf()
             for key in path:
                 node = node[key]
             return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        except InterpolationToMissingValueError:
-            return None  # the `???` itself is reported where it stands
         except InterpolationResolutionError as error:
             return self._unresolved(path, text, error)
 
@@ -155,10 +152,11 @@ class _Resolution:
         return self._config
 
     def _unresolved(self, path: Path, text: str, error: Exception) -> None:
-        reason = str(error).splitlines()[0]
-        if variable := _NO_VARIABLE.search(reason):
-            self._unset_variables.setdefault(variable[1], []).append(dotted(path))
-        elif key := _KEY_NOT_FOUND.search(reason):
-            self._missing.setdefault(key[1], []).append(dotted(path))
-        else:
+        needs = unmet_needs(self.root, path, text)
+        for name in needs.variables:
+            self._unset_variables.setdefault(name, []).append(dotted(path))
+        for key in needs.keys:
+            self._missing.setdefault(key, []).append(dotted(path))
+        if not needs.keys and not needs.variables:
+            reason = str(error).splitlines()[0]
             raise ConfigError(f"{dotted(path)}: {text!r} cannot be resolved: {reason}") from error

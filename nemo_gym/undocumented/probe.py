@@ -16,9 +16,10 @@ class Probe:
     A failed check is logged and selects the documented API. `NEMO_GYM_FORCE_FALLBACK` makes checks fail.
     """
 
-    def __init__(self, library: str, check: Callable[[], bool]) -> None:
+    def __init__(self, library: str, check: Callable[[], bool], distribution: str = "") -> None:
         """`check` returns whether the API behaves as needed; any exception means that it does not."""
         self.library = library
+        self._distribution = distribution or library
         self._check = check
         self._passed: bool | None = None
 
@@ -38,7 +39,7 @@ class Probe:
         logger.warning(
             "%s %s is not supported by the fast path (%s); using its documented API, which is slower",
             self.library,
-            _installed(self.library),
+            _installed(self._distribution),
             "unexpected result" if reason is None else repr(reason),
         )
         return False
@@ -50,8 +51,8 @@ def is_forced(library: str) -> bool:
     return bool({library, "all"} & forced_fallbacks())
 
 
-def _installed(library: str) -> str:
+def _installed(distribution: str) -> str:
     try:
-        return version(library)
+        return version(distribution)
     except PackageNotFoundError:
         return "(unknown version)"
