@@ -5,13 +5,13 @@ is a real one, SmolLM2 with 135 million parameters: it is here for the plumbing,
 """
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from nemo_gym.machine import available_cores
 from nemo_gym.terminal import one_line
 
 CONFIGS = [
@@ -27,7 +27,7 @@ COMMAND = [
     f"+output_jsonl_fpath={OUTPUT}",
     "+num_repeats=4",
     "+num_repeats_add_seed=true",
-    f"+num_samples_in_parallel={max(1, len(os.sched_getaffinity(0)) // 2)}",
+    f"+num_samples_in_parallel={max(1, available_cores() // 2)}",
 ]
 CHECK = ["ng_token_report", str(OUTPUT)]
 

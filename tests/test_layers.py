@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From low to high. A module may import its own layer's package and anything in the layers before it.
 LAYERS = [
-    {"errors"},
+    {"errors", "machine"},
     {"types", "environment_variables"},
     {"undocumented"},
     {"codec", "activity", "failures"},
@@ -46,6 +46,7 @@ PUBLISHED = {
     "global_config",
     "judge",
     "local_engine",
+    "machine",
     "openai_utils",
     "path_utils",
     "prompt",

@@ -7,7 +7,6 @@ import asyncio
 import gc
 import logging
 import math
-import os
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from examples.grpo.reporting import (
 )
 from examples.grpo.training import LEAST, Plan
 from nemo_gym.errors import ConfigError
+from nemo_gym.machine import available_cores
 
 Tell = Callable[[RunReport], None]
 SMOKE = Plan(steps=2, prompts_per_step=2, group_size=4, heldout_tasks=4, heldout_samples=1)
@@ -134,7 +134,7 @@ def _parser(variant: Variant) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m examples.grpo.{variant.name}", description=f"GRPO: {variant.title}"
     )
-    learning_rate, threads = variant.learner.learning_rate, len(os.sched_getaffinity(0))
+    learning_rate, threads = variant.learner.learning_rate, available_cores()
     output, seeds = _RESULTS / variant.name, " ".join(map(str, variant.seeds))
     parser.add_argument("--smoke", action="store_true", help="a run of two small steps")
     for name, what in _NUMBERS.items():

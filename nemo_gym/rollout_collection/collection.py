@@ -5,30 +5,24 @@ The journal is the truth: a rollout is on disk before anything counts it as done
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
-from nemo_gym.config import dump_config, mask_secrets, secret_values
+from nemo_gym.config import mask_secrets
 from nemo_gym.config.hints import close_matches
-from nemo_gym.errors import ConfigError, JournalError, NeMoGymError
-from nemo_gym.http import RetryPolicy
+from nemo_gym.errors import JournalError, NeMoGymError
 from nemo_gym.journal import Journal
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.progress import Progress
 from nemo_gym.rollout_collection.display.screen import Display
-from nemo_gym.rollout_collection.execution.attempt import Attempt
-from nemo_gym.rollout_collection.execution.dispatch import RolloutPolicy
-from nemo_gym.rollout_collection.execution.executors import Executor, ExecutorState, LocalExecutor
-from nemo_gym.rollout_collection.execution.processes import ProcessExecutor
-from nemo_gym.rollout_collection.execution.worker import WorkerSetup
+from nemo_gym.rollout_collection.execution.executor import Executor, ExecutorState
+from nemo_gym.rollout_collection.execution.executors import OpenedExecutor, executor_named
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.recording.ledger import Ledger
@@ -53,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 """How long rollouts may go on when the run is asked to stop."""
-_LONGEST_BACKOFF_S = 60.0
-_RETRY_TOTAL_S = 24 * 3600.0
 _NEAR_MISS = 0.85
 _CHAT_NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 """What the Chat Completions API calls parameters that have another name here."""
@@ -147,6 +139,7 @@ class Collection:
 
     def __init__(self, config: RolloutCollectionConfig, servers: Servers, display: Display) -> None:
         self._config = config
+        self._executor_kind = executor_named(config.executor)
         self._servers = servers
         self._display = display
         self._served_limits = ServedLimits(servers.process_urls if config.adaptive_concurrency else ())
@@ -171,6 +164,7 @@ class Collection:
     async def run(self) -> Collected:
         config = self._config
         output = Path(config.output_jsonl_fpath)
+        self._executor_kind.check(self._servers)
         prepare_folder(config)
         with exclusive(output) as status:
             trackers = tracker_config(config, self._servers.values)
@@ -194,20 +188,11 @@ class Collection:
         """Run what is owed; gives the client of the servers where they are open in this process."""
         if not prepared.owed.to_run:
             return None
-        client: ServerClient | None = None
-        try:
-            async with asyncio.timeout(None) as self._opening:
-                if self._config.executor == "local":
-                    client = await opened.enter_async_context(self._servers.open())
-                else:
-                    self._servers = await opened.enter_async_context(self._servers.shared())
-        except TimeoutError:
-            if self._stopped_by is None:
-                raise
-            return None  # stopped before it began
-        finally:
-            self._opening = None
-        executor = self._executor = open_executor(self._config, self._servers, client, prepared.owed.to_run)
+        ready = await self._open_executor(prepared.owed.to_run, opened)
+        if ready is None:
+            return None
+        self._servers, self._executor = ready.servers, ready.executor
+        executor = ready.executor
         recorder.in_flight = executor.in_flight
         recorder.on_trouble = lambda: executor.stop(0.0)
         try:
@@ -217,12 +202,25 @@ class Collection:
                 _ticking(self._served_limits.ask),
             ):
                 if self._stopped_by is None:
-                    await executor.run(prepared.owed.tasks(), recorder.settle)
+                    await executor.run(prepared.owed.rollouts(), recorder.settle)
         finally:
             self._display.finish(recorder.progress.snapshot(self._state(executor)))
             with suppress(JournalError):  # the trouble that stopped the run is told by itself
                 prepared.manifest.save(state="stopped", ledger=recorder.ledger.as_data())
-        return client
+        return ready.client
+
+    async def _open_executor(self, to_run: int, opened: AsyncExitStack) -> OpenedExecutor | None:
+        """None if the run was stopped meanwhile."""
+        opening = self._executor_kind.open(self._config, self._servers, to_run)
+        try:
+            async with asyncio.timeout(None) as self._opening:
+                return await opened.enter_async_context(opening)
+        except TimeoutError:
+            if self._stopped_by is None:
+                raise
+            return None
+        finally:
+            self._opening = None
 
     async def _tick(self, executor: Executor, recorder: Recorder, status: StatusFile) -> None:
         """Once a second: sync, status, progress."""
@@ -331,36 +329,6 @@ def _records_of(agent: str, rollouts: Rollouts) -> Callable[[], Iterator[dict[st
     return lambda: (record for record in rollouts if agent_of(record) == agent)
 
 
-def open_executor(
-    config: RolloutCollectionConfig, servers: Servers, client: ServerClient | None, to_run: int
-) -> Executor:
-    """The executor that the configuration asks for; the local one needs the client of open servers."""
-    longest_s = max(_LONGEST_BACKOFF_S, config.retry_backoff_s)
-    retry = RetryPolicy(config.max_attempts, config.retry_backoff_s, longest_s, _RETRY_TOTAL_S)
-    policy = RolloutPolicy(config.rollout_timeout_s, retry)
-    ceiling = config.parallel if config.adaptive_concurrency else 0
-    if client is not None:
-        limits = EndpointLimits(ceiling) if ceiling else None
-        secrets = secret_values(servers.values)
-        attempt = Attempt(client, config.call_timeout_s, config.rollout_timeout_s, limits, secrets)
-        return LocalExecutor(attempt, policy, config.parallel)
-    if servers.running is not None and servers.running.is_local:
-        raise ConfigError(
-            "executor=processes cannot use servers that are open in this process; use executor=local, or "
-            "ng_collect_rollouts with '+config_paths=[…]'"
-        )
-    setup = WorkerSetup(
-        config=dump_config(servers.config()),
-        is_embedded=servers.to_host is not None,
-        elsewhere=servers.elsewhere,
-        policy=policy,
-        call_timeout_s=config.call_timeout_s,
-        adaptive_ceiling=ceiling,
-    )
-    workers = config.num_workers or len(os.sched_getaffinity(0))
-    return ProcessExecutor(setup, min(workers, to_run), config.parallel)
-
-
 @asynccontextmanager
 async def _ticking(tick: Callable[[], Any]) -> AsyncIterator[None]:
     """`tick` runs every second meanwhile."""
@@ -397,13 +365,8 @@ def described(config: RolloutCollectionConfig, servers: Servers) -> list[str]:
         f"overrides {mask_secrets(overrides)}" if (overrides := config.responses_create_params) else "",
         f"prompt {config.prompt_config}" if config.prompt_config else "",
     ]
-    workers = f"{config.num_workers or len(os.sched_getaffinity(0))} worker processes"
-    where = servers.where
-    if config.executor == "processes":
-        where = f"hosted in each of {workers}" if servers.to_host is not None else f"{where}, {workers}"
+    where = executor_named(config.executor).where(config, servers)
     adaptive = ", adaptive" if config.adaptive_concurrency else ""
-    if config.num_workers is not None and config.executor == "local":
-        where += "; num_workers has no effect without +executor=processes"
     return [
         f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
         + ", ".join(part for part in parts if part),

@@ -69,8 +69,9 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     max_failure_rate: NotNegative | None = None
     """Give up early when more fail than this: a share of those started if below 1 (0.2), else a count (50).
     null: never."""
-    executor: Literal["local", "processes"] = "local"
-    """Where rollouts run: in this process, or in worker processes that each host the servers."""
+    executor: str = "local"
+    """Where rollouts are played. local: in this process. processes: in worker processes that each host the
+    servers."""
     num_workers: Positive | None = None
     """Worker processes with executor=processes. null: one for each core."""
     hosting: Literal["auto", "embedded", "served"] = "auto"

@@ -1,4 +1,4 @@
-"""The nouns of a collection: the task that goes in, the outcome that comes back."""
+"""The nouns of a collection: the planned rollout that goes in, the outcome that comes back."""
 
 import time
 from collections.abc import Mapping
@@ -19,39 +19,39 @@ from nemo_gym.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One rollout to be played."""
+class PlannedRollout:
+    """One rollout to play: what executors hand out."""
 
     key: Key
     agent: str
     agent_ref: Mapping[str, Any]
     line: bytes
-    """The materialized input: the body of the request to the agent."""
+    """The materialized input, which is the body of the request to the agent."""
     data_attempts_left: int = 2
-    """How often it may still fail through its own fault."""
+    """Attempts that may still fail because of the input."""
     earlier_attempts: int = 0
-    """Tries in earlier runs, all of which failed."""
+    """Attempts in earlier runs, all of which failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A rollout that was scored."""
+    """A rollout with a reward."""
 
     key: Key
     agent: str
     line: bytes
-    """The rollout as it is written."""
+    """The record, as it is written."""
     numbers: Mapping[str, float]
     """Its numeric fields."""
     odd: tuple[str, ...] = ()
-    """The names of those that are NaN or infinite."""
+    """The names of the fields that are NaN or infinite."""
     attempts: int = 1
-    """Tries in this run."""
+    """Attempts in this run."""
     is_retried: bool = False
-    """Whether it took more than one try, in this run or over all."""
+    """Whether it took more than one attempt, over all runs."""
 
     def after(self, attempts: int, earlier: int) -> "Success":
-        """The same as the last of several tries; the line says which it was, from 0."""
+        """The same, as the last of several attempts; the record gets the number of the attempt, from 0."""
         record = decode_json(self.line)
         record[ATTEMPT_INDEX_KEY_NAME] = attempts + earlier - 1
         return replace(self, line=encode_json(record), attempts=attempts, is_retried=True)
@@ -59,7 +59,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rollout that failed in the end, or one try of it."""
+    """A rollout, or one attempt of it, that ended without a reward."""
 
     key: Key
     agent_ref: Mapping[str, Any]
@@ -67,15 +67,15 @@ class Failure:
     error_type: str
     message: str
     status: int | None = None
-    """The HTTP status, where there is one."""
+    """The HTTP status, if there was a response."""
     retry_after_s: float | None = None
     attempts: int = 1
     data_attempts: int = 0
-    """Tries that failed through the task's own fault."""
+    """Attempts that failed because of the input."""
     is_terminal: bool = False
-    """Never to be tried again."""
+    """Whether it is never attempted again."""
     is_kept: bool = True
-    """Whether it goes to the failures file; if not, it is as if it had not been run."""
+    """Whether it goes to the failures file; if not, the rollout counts as not run."""
     time: float = field(default_factory=time.time)
 
     @property
@@ -83,7 +83,7 @@ class Failure:
         return str(self.agent_ref.get("name", ""))
 
     def line(self) -> bytes:
-        """The failure as it is written."""
+        """The record, as it is written."""
         record = {
             TASK_INDEX_KEY_NAME: self.key.task,
             ROLLOUT_INDEX_KEY_NAME: self.key.rollout,

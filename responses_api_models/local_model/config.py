@@ -1,6 +1,5 @@
 """What can be set."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from pydantic import Field
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig
 from nemo_gym.config_types import ConfigError
 from nemo_gym.local_engine import EngineSettings, find_weights, read_template
+from nemo_gym.machine import available_cores
 
 _TOOLS_TEMPLATE = str(Path(__file__).with_name("chatml_tools.jinja"))
 
@@ -48,7 +48,7 @@ class LocalModelConfig(BaseResponsesAPIModelConfig):
                 "allow_weight_updates: each of several workers has an engine of its own, and only one would "
                 "get the new weights; leave num_workers out and set slots instead"
             )
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cores()
         template = self.chat_template or (_TOOLS_TEMPLATE if self.model_path is None else None)
         return EngineSettings(
             model_path=find_weights(self.model_path, self.cache_dir),

@@ -276,7 +276,7 @@ def test_killed_worker_owes_its_rollouts_again_and_nothing_else(runs: Runs) -> N
     gate.open()
     assert collector.wait() == 0, collector.output
     runs.check_complete()
-    assert "its 4 rollouts run again" in collector.output
+    assert "its 4 rollouts are played again" in collector.output
     assert sorted(runs.adder.asked.values()) == [1] * 56 + [2] * 4
 
 

@@ -124,7 +124,7 @@ def test_rollout_that_takes_too_long_says_what_it_was_doing(runs: Runs) -> None:
     assert runs.check_ledger()["failed"] == {"timeout": 1}
     [failure] = runs.failures
     assert failure["error_type"] == "TimeoutError"
-    assert failure["error_message"].startswith("not done after 0.5 s; it was ")
+    assert failure["error_message"].startswith("not finished after 0.5 s; it was ")
     assert failure["error_message"].endswith(" s in verification")
     behave(runs)
 

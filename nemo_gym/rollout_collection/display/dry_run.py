@@ -14,6 +14,7 @@ from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.records import Key, key_of, packed, parsed
 from nemo_gym.rollout_collection.collection import misspelt_parameters
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.execution.executors import executor_named
 from nemo_gym.rollout_collection.planning.materialize import (
     Materialized,
     find_input,
@@ -34,6 +35,7 @@ _CHARACTERS_A_TOKEN = 4
 
 def dry_run(config: RolloutCollectionConfig, servers: Servers | None) -> list[str]:
     """What would be run; raises what a run would refuse. Without servers the agents are not checked."""
+    executor_named(config.executor)
     size, earlier = _Size(), _EarlierRun.of(config)
 
     def take(line: bytes) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nemo_gym.metrics.columns import Columns
-from nemo_gym.rollout_collection.execution.executors import ExecutorState
+from nemo_gym.rollout_collection.execution.executor import ExecutorState
 from nemo_gym.rollout_collection.outcome import Outcome, Success
 
 _WINDOW_S = 60.0

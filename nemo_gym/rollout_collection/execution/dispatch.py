@@ -1,7 +1,7 @@
-"""Dispatch: tries of rollouts, each with a deadline, again where that may help.
+"""Dispatch: attempts of rollouts, each with a deadline, and retries where they may help.
 
-Every task that is submitted is settled exactly once, with a success or a failure, whatever its code does:
-a try that does not end when it is cancelled is left behind after a while.
+Exactly one outcome is recorded for every rollout that is submitted, whatever its code does: an attempt that
+does not end after its cancellation is abandoned.
 """
 
 import asyncio
@@ -14,29 +14,28 @@ from typing import Any
 from nemo_gym.activity import Activity
 from nemo_gym.failures import FailureKind, rule_of
 from nemo_gym.http import RetryPolicy
-from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
 
-TEARDOWN_S = 5.0
-"""How long a try may take to end once it is cancelled."""
-
-Try = Callable[[Task, Activity], Coroutine[Any, Any, Outcome]]
+RunAttempt = Callable[[PlannedRollout, Activity], Coroutine[Any, Any, Outcome]]
 
 
 @dataclass(frozen=True)
 class RolloutPolicy:
-    """How long a rollout may take and when it is tried again."""
+    """How long an attempt may take and when a rollout is attempted again."""
 
     rollout_timeout_s: float
-    """One try, verification and clean-up included."""
+    """For one attempt, verification and clean-up included."""
     retry: RetryPolicy
-    """After an outage. A failure of the task itself is tried again only as often as the task allows."""
+    """After an outage. A failure because of the input is retried only as often as the rollout allows."""
+    teardown_s: float = 5.0
+    """For a cancelled attempt to end; then it is abandoned."""
 
-    def wait_s(self, failure: Failure, task: Task, elapsed_s: float) -> float | None:
-        """How long to wait before the next try; None: there is none."""
+    def retry_delay_s(self, failure: Failure, rollout: PlannedRollout, elapsed_s: float) -> float | None:
+        """Time until the next attempt; None if there is none."""
         rule = rule_of(failure.failure_class)
         if not rule.is_retried or failure.is_terminal or not failure.is_kept:
             return None
-        if rule.uses_data_attempts and failure.data_attempts >= task.data_attempts_left:
+        if rule.uses_data_attempts and failure.data_attempts >= rollout.data_attempts_left:
             return None
         if failure.attempts >= self.retry.attempts:
             return None
@@ -46,66 +45,67 @@ class RolloutPolicy:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A task between its submission and its outcome."""
+    """A rollout between its submission and its outcome."""
 
-    task: Task
+    rollout: PlannedRollout
     started: float
     activity: Activity
     attempts: int = 0
     data_attempts: int = 0
     last: Failure | None = None
-    """How the try before ended."""
+    """How the previous attempt ended."""
     running: "asyncio.Task[Outcome] | None" = None
+    """The attempt; None between two attempts."""
     timer: asyncio.TimerHandle | None = None
-    """The deadline of the try, or the wait for the next one."""
+    """The deadline of the attempt, or the start of the next one."""
     cut: Failure | None = None
-    """Why the try was cancelled, and what it was doing then."""
+    """Why the attempt was cancelled, and what it was doing then."""
 
 
 class Dispatcher:
-    """Runs what is submitted, at once; `settle` gets each outcome."""
+    """Starts each submitted rollout at once; `record` gets each outcome."""
 
     def __init__(
         self,
-        attempt: Try,
-        new_activity: Callable[[Task, int], Activity],
+        attempt: RunAttempt,
+        new_activity: Callable[[PlannedRollout, int], Activity],
         policy: RolloutPolicy,
-        settle: Callable[[Outcome], None],
+        record: Callable[[Outcome], None],
     ) -> None:
         self._attempt = attempt
         self._new_activity = new_activity
         self._policy = policy
-        self._settle = settle
+        self._record = record
         self._loop = asyncio.get_running_loop()
         self.in_flight: dict[InFlight, None] = {}
         """In the order of their start."""
         self.retries = 0
         self._is_stopping = False
         self.changed = asyncio.Event()
-        """Set whenever something is settled."""
+        """Set whenever an outcome is recorded."""
 
-    def submit(self, task: Task) -> None:
-        entry = InFlight(task, time.monotonic(), self._new_activity(task, 1))
+    def submit(self, rollout: PlannedRollout) -> None:
+        entry = InFlight(rollout, time.monotonic(), self._new_activity(rollout, 1))
         self.in_flight[entry] = None
         self._start(entry)
 
     async def drain(self, grace_s: float) -> None:
-        """Start nothing more; what runs may end by itself for a while, then it is cancelled."""
+        """Start nothing more; wait for running attempts for the grace period, then cancel them."""
         self._start_no_more()
         await self._until_empty(grace_s)
         for entry in list(self.in_flight):
             self._cancel(entry)
-        await self._until_empty(TEARDOWN_S + 1)
+        await self._until_empty(self._policy.teardown_s + 1)
 
     def abandon_all(self) -> None:
-        """Settle everything now; what runs is cancelled, and ends whenever it does."""
+        """Record an outcome for everything now; running attempts are cancelled and not waited for."""
         self._start_no_more()
         for entry in list(self.in_flight):
             self._cancel(entry)
-            self._leave_behind(entry)
+            self._finish_cut(entry)
 
     def _start_no_more(self) -> None:
-        """What waits for another try does not get it."""
+        """Rollouts that wait for another attempt do not get it."""
         self._is_stopping = True
         for entry in [entry for entry in self.in_flight if entry.running is None]:
             assert entry.last is not None
@@ -126,100 +126,103 @@ class Dispatcher:
         entry.cut = None
         if entry.attempts > 1:
             self.retries += 1
-            entry.activity = self._new_activity(entry.task, entry.attempts)
-        entry.running = self._loop.create_task(self._attempt(entry.task, entry.activity))
+            entry.activity = self._new_activity(entry.rollout, entry.attempts)
+        entry.running = self._loop.create_task(self._attempt(entry.rollout, entry.activity))
         entry.running.add_done_callback(partial(self._ended, entry))
         entry.timer = self._loop.call_later(self._policy.rollout_timeout_s, self._time_out, entry)
 
     def _time_out(self, entry: InFlight) -> None:
         doing, limit_s = entry.activity.waits_for(), self._policy.rollout_timeout_s
-        self._cut(entry, FailureKind.TIMEOUT, "TimeoutError", f"not done after {limit_s:g} s; it was {doing}")
+        message = f"not finished after {limit_s:g} s; it was {doing}"
+        self._cut(entry, FailureKind.TIMEOUT, "TimeoutError", message)
 
     def _cancel(self, entry: InFlight) -> None:
         doing = entry.activity.waits_for()
         self._cut(entry, FailureKind.CANCELLED, "CancelledError", f"the run was stopped; it was {doing}")
 
     def _cut(self, entry: InFlight, kind: FailureKind, error_type: str, message: str) -> None:
-        """End a try, which gets a moment to clean up."""
+        """Cancel an attempt, which then has some time to clean up."""
         if entry.running is None or entry.cut is not None:
             return
-        task = entry.task
-        entry.cut = Failure(task.key, task.agent_ref, kind, error_type, message)
+        rollout = entry.rollout
+        entry.cut = Failure(rollout.key, rollout.agent_ref, kind, error_type, message)
         if entry.timer is not None:
             entry.timer.cancel()
         entry.running.cancel()
-        entry.timer = self._loop.call_later(TEARDOWN_S, self._abandon, entry)
+        entry.timer = self._loop.call_later(self._policy.teardown_s, self._abandon, entry)
 
     def _abandon(self, entry: InFlight) -> None:
-        """Settle a try that does not end although it was cancelled."""
+        """Finish an attempt that does not end although it was cancelled."""
         if entry.running is not None:
-            entry.running.cancel()  # its clean-up, too, had its time
-            self._leave_behind(entry)
+            entry.running.cancel()  # its clean-up has had its time, too
+            self._finish_cut(entry)
 
-    def _leave_behind(self, entry: InFlight) -> None:
+    def _finish_cut(self, entry: InFlight) -> None:
         assert entry.cut is not None
         entry.running = None
-        self._take(entry, entry.cut)
+        self._end_attempt(entry, entry.cut)
 
     def _ended(self, entry: InFlight, running: "asyncio.Task[Outcome]") -> None:
-        if entry.running is not running:  # left behind, and settled then
+        if entry.running is not running:  # abandoned: its outcome is recorded already
             if not running.cancelled():
-                running.exception()  # so that nobody complains that it was never looked at
+                running.exception()  # else asyncio logs that the exception was never retrieved
             return
         entry.running = None
-        outcome = _outcome_of(entry.task, running)
+        outcome = _outcome_of(entry.rollout, running)
         if entry.cut is not None and isinstance(outcome, Failure):
-            outcome = entry.cut  # whatever it made of being cancelled, that is why it failed
-        self._take(entry, outcome)
+            outcome = entry.cut  # the cancellation is the cause of whatever it raised
+        self._end_attempt(entry, outcome)
 
-    def _take(self, entry: InFlight, outcome: Outcome) -> None:
-        """A try is over: settle the task, or wait for the next try."""
+    def _end_attempt(self, entry: InFlight, outcome: Outcome) -> None:
+        """An attempt has ended: record the outcome, or schedule the next attempt."""
         if entry.timer is not None:
             entry.timer.cancel()
         if isinstance(outcome, Success):
-            if entry.attempts + entry.task.earlier_attempts > 1:
-                outcome = outcome.after(entry.attempts, entry.task.earlier_attempts)
+            if entry.attempts + entry.rollout.earlier_attempts > 1:
+                outcome = outcome.after(entry.attempts, entry.rollout.earlier_attempts)
             self._finish(entry, outcome)
             return
         entry.data_attempts += rule_of(outcome.failure_class).uses_data_attempts
         failure = replace(outcome, attempts=entry.attempts, data_attempts=entry.data_attempts)
         elapsed_s = time.monotonic() - entry.started
-        wait_s = None if self._is_stopping else self._policy.wait_s(failure, entry.task, elapsed_s)
-        if wait_s is None:
+        delay_s = None
+        if not self._is_stopping:
+            delay_s = self._policy.retry_delay_s(failure, entry.rollout, elapsed_s)
+        if delay_s is None:
             self._finish(entry, failure)
             return
         entry.last = failure
         entry.activity.wait_for_retry(failure.status or failure.failure_class)
-        entry.timer = self._loop.call_later(wait_s, self._start, entry)
+        entry.timer = self._loop.call_later(delay_s, self._start, entry)
 
     def _finish(self, entry: InFlight, outcome: Outcome) -> None:
         if entry not in self.in_flight:
-            return  # to settle another may have ended the run, and this one with it
+            return  # recording another outcome may have ended the run, and this rollout with it
         del self.in_flight[entry]
         if entry.timer is not None:
             entry.timer.cancel()
         self.changed.set()
-        self._settle(outcome)
+        self._record(outcome)
 
 
-def _outcome_of(task: Task, running: "asyncio.Task[Outcome]") -> Outcome:
-    """What a try came to; the boundary below it lets nothing through but cancellation."""
+def _outcome_of(rollout: PlannedRollout, running: "asyncio.Task[Outcome]") -> Outcome:
+    """The outcome of an attempt that has ended; an attempt raises nothing but cancellation."""
     if running.cancelled():
         error_type, message = "CancelledError", "code of the rollout cancelled it"
     elif (error := running.exception()) is not None:
         error_type, message = type(error).__name__, str(error) or repr(error)
     else:
         return running.result()
-    return Failure(task.key, task.agent_ref, FailureKind.DATA, error_type, message)
+    return Failure(rollout.key, rollout.agent_ref, FailureKind.DATA, error_type, message)
 
 
 def oldest(entries: Iterable[InFlight], number: int) -> list[dict[str, object]]:
-    """What the rollouts that have been in flight the longest are waiting for."""
+    """What the rollouts that have been in flight longest are waiting for."""
     now = time.monotonic()
     return [
         {
-            "rollout": str(entry.task.key),
-            "agent": entry.task.agent,
+            "rollout": str(entry.rollout.key),
+            "agent": entry.rollout.agent,
             "seconds": round(now - entry.started, 1),
             "waits_for": entry.activity.waits_for(),
         }

@@ -1,96 +1,132 @@
-"""Where rollouts run: one interface, and the executor of this event loop.
+"""The executors by name.
 
-An executor settles every task that it takes exactly once; those that it was stopped before taking stay owed.
+An executor decides which servers it needs: open in this process, or hosted by its workers.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 
+from nemo_gym.activity import EndpointLimits
+from nemo_gym.client import ServerClient
+from nemo_gym.config import dump_config, secret_values
+from nemo_gym.errors import ConfigError
+from nemo_gym.http import RetryPolicy
+from nemo_gym.machine import available_cores
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.execution.attempt import Attempt
-from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, oldest
-from nemo_gym.rollout_collection.outcome import Outcome, Task
+from nemo_gym.rollout_collection.execution.dispatch import RolloutPolicy
+from nemo_gym.rollout_collection.execution.executor import Executor
+from nemo_gym.rollout_collection.execution.local import LocalExecutor
+from nemo_gym.rollout_collection.execution.pool import PoolPolicy, WorkerPool, shares_of
+from nemo_gym.rollout_collection.execution.socket_link import start_worker_process
+from nemo_gym.rollout_collection.execution.worker import WorkerSetup
+from nemo_gym.rollout_collection.servers import Servers
 
-SHOWN_OLDEST = 20
-Settle = Callable[[Outcome], None]
+_LONGEST_BACKOFF_S = 60.0
+_RETRY_TOTAL_S = 24 * 3600.0
+_SILENCE_S = 30.0
 
 
 @dataclass(frozen=True)
-class ExecutorState:
-    """What an executor is doing."""
+class OpenedExecutor:
+    """An executor with its servers open."""
 
-    in_flight: int = 0
-    retries: int = 0
-    oldest: list[dict[str, object]] = field(default_factory=list)
-    """The rollouts that have been in flight the longest, and what each waits for."""
-    limits: dict[str, int] = field(default_factory=dict)
-    """Calls that each endpoint gets at once, where concurrency adapts."""
-
-
-class Executor(Protocol):
-    """Plays tasks."""
-
-    async def run(self, tasks: Iterator[Task], settle: Settle) -> None:
-        """Play all tasks, each settled once; ends early when stopped."""
-
-    def stop(self, grace_s: float) -> None:
-        """Take no more tasks; what runs may go on for so long. Again with 0: leave at once."""
-
-    def in_flight(self) -> int: ...
-
-    def state(self) -> ExecutorState: ...
+    executor: Executor
+    servers: Servers
+    """Those of the run; the ones that all workers share are marked as running elsewhere."""
+    client: ServerClient | None = None
+    """The client of the servers, if they are open in this process."""
 
 
-class LocalExecutor:
-    """Plays tasks in this event loop."""
+@dataclass(frozen=True)
+class ExecutorKind:
+    """One entry of the table."""
 
-    def __init__(self, attempt: Attempt, policy: RolloutPolicy, parallel: int) -> None:
-        self._attempt = attempt
-        self._policy = policy
-        self._parallel = parallel
-        self._dispatcher: Dispatcher | None = None
-        self._grace_s: float | None = None
+    open: Callable[[RolloutCollectionConfig, Servers, int], AbstractAsyncContextManager[OpenedExecutor]]
+    """Opens the executor and the servers that it needs, for so many rollouts."""
+    where: Callable[[RolloutCollectionConfig, Servers], str]
+    """Says where the servers are hosted, for the description of a run."""
+    check: Callable[[Servers], None] = lambda servers: None
+    """Raises ConfigError for servers that this executor cannot use."""
 
-    async def run(self, tasks: Iterator[Task], settle: Settle) -> None:
-        attempt = self._attempt
-        self._dispatcher = dispatcher = Dispatcher(attempt, attempt.activity, self._policy, settle)
-        try:
-            for task in tasks:
-                while len(dispatcher.in_flight) >= self._parallel and self._grace_s is None:
-                    await self._next_change(dispatcher)
-                if self._grace_s is not None:
-                    break
-                dispatcher.submit(task)
-            while dispatcher.in_flight and self._grace_s is None:
-                await self._next_change(dispatcher)
-            if self._grace_s is not None:
-                await dispatcher.drain(self._grace_s)
-        finally:
-            dispatcher.abandon_all()
 
-    @staticmethod
-    async def _next_change(dispatcher: Dispatcher) -> None:
-        """Every rollout has a deadline, so this ends."""
-        dispatcher.changed.clear()
-        await dispatcher.changed.wait()
+def executor_named(name: str) -> ExecutorKind:
+    if name not in EXECUTORS:
+        names = ", ".join(EXECUTORS)
+        raise ConfigError(f"executor: {name!r} is not an executor; choose one of: {names}")
+    return EXECUTORS[name]
 
-    def stop(self, grace_s: float) -> None:
-        self._grace_s = grace_s
-        if self._dispatcher is not None:
-            self._dispatcher.changed.set()
-            if not grace_s:
-                self._dispatcher.abandon_all()
 
-    def in_flight(self) -> int:
-        return len(self._dispatcher.in_flight) if self._dispatcher is not None else 0
+@asynccontextmanager
+async def _open_local(
+    config: RolloutCollectionConfig, servers: Servers, to_run: int
+) -> AsyncIterator[OpenedExecutor]:
+    async with servers.open() as client:
+        ceiling = _adaptive_ceiling(config)
+        limits = EndpointLimits(ceiling) if ceiling else None
+        secrets = secret_values(servers.values)
+        attempt = Attempt(client, config.call_timeout_s, config.rollout_timeout_s, limits, secrets)
+        executor = LocalExecutor(attempt, _rollout_policy(config), config.parallel)
+        yield OpenedExecutor(executor, servers, client)
 
-    def state(self) -> ExecutorState:
-        dispatcher = self._dispatcher
-        if dispatcher is None:
-            return ExecutorState()
-        return ExecutorState(
-            len(dispatcher.in_flight),
-            dispatcher.retries,
-            oldest(dispatcher.in_flight, SHOWN_OLDEST),
-            self._attempt.limits.current() if self._attempt.limits is not None else {},
+
+def _where_local(config: RolloutCollectionConfig, servers: Servers) -> str:
+    unused = "; num_workers has no effect without +executor=processes"
+    return servers.where + (unused if config.num_workers is not None else "")
+
+
+@asynccontextmanager
+async def _open_processes(
+    config: RolloutCollectionConfig, servers: Servers, to_run: int
+) -> AsyncIterator[OpenedExecutor]:
+    async with servers.shared() as shared:
+        shares = shares_of(config.parallel, min(_num_workers(config), to_run))
+        setup = WorkerSetup(
+            config=dump_config(shared.config()),
+            is_embedded=shared.to_host is not None,
+            elsewhere=shared.elsewhere,
+            rollout_policy=_rollout_policy(config),
+            call_timeout_s=config.call_timeout_s,
+            adaptive_ceiling=shares[0] if config.adaptive_concurrency else 0,
         )
+        policy = PoolPolicy(
+            silence_s=config.rollout_timeout_s + _SILENCE_S,
+            deaths_per_rollout=min(config.max_attempts, PoolPolicy.deaths_per_rollout),
+        )
+        executor = WorkerPool(partial(start_worker_process, setup), shares, policy)
+        yield OpenedExecutor(executor, shared)
+
+
+def _check_processes(servers: Servers) -> None:
+    if servers.running is not None and servers.running.is_local:
+        raise ConfigError(
+            "executor=processes cannot use servers that are open in this process; use executor=local, or "
+            "ng_collect_rollouts with '+config_paths=[…]'"
+        )
+
+
+def _where_processes(config: RolloutCollectionConfig, servers: Servers) -> str:
+    workers = f"{_num_workers(config)} worker processes"
+    return f"hosted in each of {workers}" if servers.to_host is not None else f"{servers.where}, {workers}"
+
+
+EXECUTORS: Mapping[str, ExecutorKind] = {
+    "local": ExecutorKind(_open_local, _where_local),
+    "processes": ExecutorKind(_open_processes, _where_processes, _check_processes),
+}
+
+
+def _rollout_policy(config: RolloutCollectionConfig) -> RolloutPolicy:
+    longest_s = max(_LONGEST_BACKOFF_S, config.retry_backoff_s)
+    retry = RetryPolicy(config.max_attempts, config.retry_backoff_s, longest_s, _RETRY_TOTAL_S)
+    return RolloutPolicy(config.rollout_timeout_s, retry)
+
+
+def _adaptive_ceiling(config: RolloutCollectionConfig) -> int:
+    return config.parallel if config.adaptive_concurrency else 0
+
+
+def _num_workers(config: RolloutCollectionConfig) -> int:
+    return config.num_workers or available_cores()

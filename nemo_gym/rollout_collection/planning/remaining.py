@@ -14,7 +14,7 @@ from nemo_gym.errors import JournalError
 from nemo_gym.failures import AnyKind
 from nemo_gym.journal import READ_BYTES
 from nemo_gym.records import Key, Record, agent_of, key_of, packed, parsed, unpacked
-from nemo_gym.rollout_collection.outcome import Task
+from nemo_gym.rollout_collection.outcome import PlannedRollout
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
@@ -63,7 +63,7 @@ class Owed:
                 self.by_agent[agent_of(_row(line, self.materialized))] += 1
         self.not_planned = len(self.done) - done_of_plan
 
-    def tasks(self) -> Iterator[Task]:
+    def rollouts(self) -> Iterator[PlannedRollout]:
         if not self.to_run:
             return
         for name, line in _materialized(self.materialized):
@@ -72,7 +72,7 @@ class Owed:
             row = _row(line, self.materialized)
             attempts = min(self.max_attempts - self.data_attempts.get(name, 0), DATA_ATTEMPTS_A_RUN)
             key, ref, earlier = unpacked(name), row[AGENT_REF_KEY_NAME], self.attempts.get(name, 0)
-            yield Task(key, agent_of(row), ref, line.rstrip(b"\n"), attempts, earlier)
+            yield PlannedRollout(key, agent_of(row), ref, line.rstrip(b"\n"), attempts, earlier)
 
 
 _KEY_AT_END = re.compile(

@@ -19,6 +19,7 @@ import orjson
 
 from nemo_gym.codec import decode_json
 from nemo_gym.journal import READ_BYTES, Recovery
+from nemo_gym.machine import available_cores
 from nemo_gym.metrics import Columns, Intake
 from nemo_gym.records import BadLines, Record, agent_of, are_indices, key_of, packed, read_rollouts
 from nemo_gym.rollout_collection.recording.recovery import mend_output
@@ -88,7 +89,7 @@ def scan(path: Path) -> Found | None:
     """All rollouts of a file; None where a line is not as it should be."""
     size = path.stat().st_size
     # A process with threads is not to be forked.
-    cores = len(os.sched_getaffinity(0)) if threading.active_count() == 1 else 1
+    cores = available_cores() if threading.active_count() == 1 else 1
     parts = max(1, min(cores, size // PART_BYTES, _MOST_PARTS))
     edges = [size * part // parts for part in range(parts + 1)]
     others = [_Reader(path, *span) for span in pairwise(edges[1:])]

@@ -133,7 +133,6 @@ BAD: list[tuple[str, Any, list[str]]] = [
     ("retry_backoff_s", -1, ["-1", "greater than or equal to 0"]),
     ("responses_create_params", 3, ["3", "dict"]),
     ("hosting", "here", ["here", "'auto', 'embedded' or 'served'"]),
-    ("executor", "ray", ["ray", "'local' or 'processes'"]),
     ("resume_from_cache", "maybe", ["maybe", "boolean"]),
 ]
 

@@ -1,4 +1,4 @@
-"""Dispatch: every task is settled exactly once, whatever its code does and whenever the run ends."""
+"""Dispatch: exactly one outcome per rollout, whatever its code does and whenever the run ends."""
 
 import asyncio
 from collections import Counter
@@ -8,37 +8,40 @@ from nemo_gym.activity import Activity
 from nemo_gym.failures import FailureKind
 from nemo_gym.http import RetryPolicy
 from nemo_gym.records import Key
-from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, Try
-from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success, Task
+from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, RunAttempt
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
 
 NEVER_AGAIN = RetryPolicy(attempts=1)
 MUCH_LATER = RetryPolicy(attempts=3, base_delay_s=1000, max_delay_s=1000)
 AGENT = {"name": "agent"}
 
 
-def task(number: int) -> Task:
-    return Task(Key(number, 0), "agent", AGENT, b"{}")
+def planned(number: int) -> PlannedRollout:
+    return PlannedRollout(Key(number, 0), "agent", AGENT, b"{}")
 
 
-def failure(task: Task, kind: FailureKind = FailureKind.INFRASTRUCTURE) -> Failure:
-    return Failure(task.key, AGENT, kind, "Error", "scripted")
+def failure(rollout: PlannedRollout, kind: FailureKind = FailureKind.INFRASTRUCTURE) -> Failure:
+    return Failure(rollout.key, AGENT, kind, "Error", "scripted")
 
 
 def dispatched(
-    attempt: Try, then: Callable[[Dispatcher, list[Outcome]], object], *, retry: RetryPolicy = NEVER_AGAIN
+    attempt: RunAttempt,
+    then: Callable[[Dispatcher, list[Outcome]], object],
+    *,
+    retry: RetryPolicy = NEVER_AGAIN,
 ) -> list[Outcome]:
-    """Five tasks, all running; `then` is called with each outcome. Gives all outcomes."""
+    """Run five rollouts at once and return all outcomes; `then` is called with each outcome."""
     outcomes: list[Outcome] = []
 
     async def run() -> None:
-        def settle(outcome: Outcome) -> None:
+        def record(outcome: Outcome) -> None:
             outcomes.append(outcome)
             then(dispatcher, outcomes)
 
-        policy = RolloutPolicy(0.05, retry)
-        dispatcher = Dispatcher(attempt, lambda task, _: Activity(str(task.key)), policy, settle)
+        policy = RolloutPolicy(0.05, retry, teardown_s=0.5)
+        dispatcher = Dispatcher(attempt, lambda rollout, _: Activity(str(rollout.key)), policy, record)
         for number in range(5):
-            dispatcher.submit(task(number))
+            dispatcher.submit(planned(number))
         await asyncio.sleep(0.01)
         if retry is MUCH_LATER:
             dispatcher.abandon_all()
@@ -61,10 +64,10 @@ def keys(outcomes: list[Outcome]) -> Counter[int]:
 EACH_ONCE = Counter(range(5))
 
 
-def test_task_is_settled_once_although_settling_another_ends_the_run() -> None:
-    async def fail_one(task: Task, activity: Activity) -> Outcome:
-        if task.key.task == 2:
-            return failure(task)
+def test_one_outcome_per_rollout_even_if_recording_another_ends_the_run() -> None:
+    async def fail_one(rollout: PlannedRollout, activity: Activity) -> Outcome:
+        if rollout.key.task == 2:
+            return failure(rollout)
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -76,9 +79,9 @@ def test_task_is_settled_once_although_settling_another_ends_the_run() -> None:
     ]
 
 
-def test_task_that_waits_for_another_try_is_settled_when_the_run_is_left() -> None:
-    async def fail(task: Task, activity: Activity) -> Outcome:
-        return failure(task)
+def test_rollout_that_waits_for_a_retry_is_recorded_when_the_run_is_abandoned() -> None:
+    async def fail(rollout: PlannedRollout, activity: Activity) -> Outcome:
+        return failure(rollout)
 
     outcomes = dispatched(fail, lambda dispatcher, _: dispatcher.abandon_all(), retry=MUCH_LATER)
     assert keys(outcomes) == EACH_ONCE
@@ -87,28 +90,28 @@ def test_task_that_waits_for_another_try_is_settled_when_the_run_is_left() -> No
     }
 
 
-def test_try_that_makes_another_error_of_its_cancellation_failed_by_its_deadline() -> None:
-    async def complain(task: Task, activity: Activity) -> Outcome:
+def test_attempt_that_fails_otherwise_after_its_deadline_is_a_timeout() -> None:
+    async def complain(rollout: PlannedRollout, activity: Activity) -> Outcome:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return failure(task, FailureKind.DATA)
+            return failure(rollout, FailureKind.DATA)
         raise AssertionError
 
     outcomes = dispatched(complain, nothing)
     assert keys(outcomes) == EACH_ONCE
     for outcome in outcomes:
         assert isinstance(outcome, Failure) and outcome.failure_class == "timeout"
-        assert outcome.message == "not done after 0.05 s; it was starting"
+        assert outcome.message == "not finished after 0.05 s; it was starting"
         assert outcome.data_attempts == 0
 
 
-def test_rollout_that_is_done_while_it_cleans_up_counts() -> None:
-    async def finish_late(task: Task, activity: Activity) -> Outcome:
+def test_rollout_that_finishes_during_its_clean_up_is_a_success() -> None:
+    async def finish_late(rollout: PlannedRollout, activity: Activity) -> Outcome:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return Success(task.key, "agent", b"{}", {})
+            return Success(rollout.key, "agent", b"{}", {})
         raise AssertionError
 
     outcomes = dispatched(finish_late, nothing)
@@ -116,8 +119,8 @@ def test_rollout_that_is_done_while_it_cleans_up_counts() -> None:
     assert all(isinstance(outcome, Success) for outcome in outcomes)
 
 
-def test_try_that_cancels_itself_is_a_failure_of_the_task() -> None:
-    async def cancel(task: Task, activity: Activity) -> Outcome:
+def test_attempt_that_cancels_itself_is_a_data_failure() -> None:
+    async def cancel(rollout: PlannedRollout, activity: Activity) -> Outcome:
         raise asyncio.CancelledError
 
     outcomes = dispatched(cancel, nothing)

@@ -1,0 +1,40 @@
+"""The executor: where rollouts are played.
+
+An executor records exactly one outcome for every rollout that it takes. Rollouts that it has not taken when
+it is stopped remain to be played.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nemo_gym.rollout_collection.outcome import Outcome, PlannedRollout
+
+SHOWN_OLDEST = 20
+Record = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True)
+class ExecutorState:
+    """What an executor is doing."""
+
+    in_flight: int = 0
+    retries: int = 0
+    oldest: list[dict[str, object]] = field(default_factory=list)
+    """The rollouts that have been in flight longest, and what each waits for."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Concurrent calls allowed per endpoint, if concurrency is adaptive."""
+
+
+class Executor(Protocol):
+    """Plays rollouts."""
+
+    async def run(self, rollouts: Iterator[PlannedRollout], record: Record) -> None:
+        """Play all rollouts and record one outcome for each; returns early when stopped."""
+
+    def stop(self, grace_s: float) -> None:
+        """Take no more rollouts; those in flight may run for the grace period. With 0: cancel them now."""
+
+    def in_flight(self) -> int: ...
+
+    def state(self) -> ExecutorState: ...

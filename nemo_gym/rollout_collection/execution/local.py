@@ -1,0 +1,63 @@
+"""The local executor: plays rollouts in this event loop."""
+
+from collections.abc import Iterator
+
+from nemo_gym.rollout_collection.execution.attempt import Attempt
+from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, oldest
+from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, Record
+from nemo_gym.rollout_collection.outcome import PlannedRollout
+
+
+class LocalExecutor:
+    """Plays rollouts in this event loop."""
+
+    def __init__(self, attempt: Attempt, policy: RolloutPolicy, parallel: int) -> None:
+        self._attempt = attempt
+        self._policy = policy
+        self._parallel = parallel
+        self._dispatcher: Dispatcher | None = None
+        self._grace_s: float | None = None
+
+    async def run(self, rollouts: Iterator[PlannedRollout], record: Record) -> None:
+        attempt = self._attempt
+        self._dispatcher = dispatcher = Dispatcher(attempt, attempt.activity, self._policy, record)
+        try:
+            for rollout in rollouts:
+                while len(dispatcher.in_flight) >= self._parallel and self._grace_s is None:
+                    await self._next_change(dispatcher)
+                if self._grace_s is not None:
+                    break
+                dispatcher.submit(rollout)
+            while dispatcher.in_flight and self._grace_s is None:
+                await self._next_change(dispatcher)
+            if self._grace_s is not None:
+                await dispatcher.drain(self._grace_s)
+        finally:
+            dispatcher.abandon_all()
+
+    @staticmethod
+    async def _next_change(dispatcher: Dispatcher) -> None:
+        """Wait until an outcome was recorded. Every rollout has a deadline, so this ends."""
+        dispatcher.changed.clear()
+        await dispatcher.changed.wait()
+
+    def stop(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        if self._dispatcher is not None:
+            self._dispatcher.changed.set()
+            if not grace_s:
+                self._dispatcher.abandon_all()
+
+    def in_flight(self) -> int:
+        return len(self._dispatcher.in_flight) if self._dispatcher is not None else 0
+
+    def state(self) -> ExecutorState:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            return ExecutorState()
+        return ExecutorState(
+            len(dispatcher.in_flight),
+            dispatcher.retries,
+            oldest(dispatcher.in_flight, SHOWN_OLDEST),
+            self._attempt.limits.current() if self._attempt.limits is not None else {},
+        )

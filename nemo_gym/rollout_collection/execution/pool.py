@@ -1,0 +1,295 @@
+"""The worker pool: an executor that hands rollouts out to workers and takes back their outcomes.
+
+The limit on rollouts in flight is that of the whole run; each worker has a share of it. When a worker dies,
+its rollouts are handed out again and nothing else is lost. The pool does not know what a worker is: it
+reaches workers through links (`link.py`).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from nemo_gym.errors import WorkerError
+from nemo_gym.failures import FailureKind
+from nemo_gym.records import Key
+from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, Record
+from nemo_gym.rollout_collection.execution.link import (
+    End,
+    Finished,
+    LinkClosedError,
+    Play,
+    Report,
+    StartFailed,
+    StartWorker,
+    Stop,
+    WorkerLink,
+)
+from nemo_gym.rollout_collection.outcome import Failure, PlannedRollout
+
+logger = logging.getLogger(__name__)
+
+_HINT = "The rollouts recorded so far are safe; continue with +resume_from_cache=true"
+
+
+@dataclass(frozen=True)
+class PoolPolicy:
+    """How long a pool waits for its workers, and how many deaths it accepts."""
+
+    startup_s: float = 300.0
+    """Until a worker's servers are ready. Generous: some load models first."""
+    silence_s: float = 3630.0
+    """Longest time without a message from a worker. It reports every second unless a rollout blocks its event
+    loop, so this is the deadline of a rollout and 30 s more."""
+    ending_s: float = 30.0
+    """For a worker to shut down its servers when there is nothing left to play."""
+    teardown_s: float = 5.0
+    """For a cancelled rollout to end; a stopped worker gets twice that on top of the grace period."""
+    exit_s: float = 10.0
+    """For a worker whose link is closed to end by itself, and then again to end when it is killed."""
+    exit_now_s: float = 0.5
+    """The same when the run must end at once."""
+    deaths_in_a_row: int = 10
+    """Deaths of workers, with no outcome between them, after which the run ends: no worker can live."""
+    deaths_per_rollout: int = 3
+    """Deaths of workers that played a rollout, after which it fails. The last of them played nothing else."""
+
+
+def shares_of(parallel: int, num_workers: int) -> list[int]:
+    """How many rollouts each worker may have in flight; no more workers than rollouts."""
+    count = min(num_workers, parallel)
+    return [parallel // count + (number < parallel % count) for number in range(count)]
+
+
+@dataclass
+class _Slot:
+    """The place of one worker in the pool. A worker that dies is replaced by another in the same slot."""
+
+    number: int
+    share: int
+    """Most rollouts in flight."""
+    link: WorkerLink | None = None
+    in_flight: dict[Key, PlannedRollout] = field(default_factory=dict)
+    state: ExecutorState = field(default_factory=ExecutorState)
+    is_ready: bool = False
+
+    def kill(self) -> None:
+        if self.link is not None:
+            self.link.kill()
+
+
+class WorkerPool:
+    """Plays rollouts in workers."""
+
+    def __init__(self, start: StartWorker, shares: Sequence[int], policy: PoolPolicy) -> None:
+        self._start = start
+        self._policy = policy
+        self._slots = [_Slot(number, share) for number, share in enumerate(shares)]
+        self._taken_back: deque[PlannedRollout] = deque()
+        """Rollouts whose worker died."""
+        self._deaths: dict[Key, int] = {}
+        self._deaths_in_a_row = 0
+        self._grace_s: float | None = None
+        """Set once the pool is stopped."""
+        self._rollouts: Iterator[PlannedRollout] = iter(())
+        self._record: Record = lambda outcome: None
+        self._all_taken = False
+
+    async def run(self, rollouts: Iterator[PlannedRollout], record: Record) -> None:
+        self._rollouts, self._record = rollouts, record
+        try:
+            async with asyncio.TaskGroup() as group:
+                for slot in self._slots:
+                    group.create_task(self._keep_filled(slot))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        finally:
+            for slot in self._slots:
+                slot.kill()
+                self._record_cancelled(slot)
+
+    def stop(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        for slot in self._slots:
+            if grace_s and slot.is_ready and slot.link is not None:
+                slot.link.send(Stop(grace_s))
+                self._kill_after(slot, grace_s + 2 * self._policy.teardown_s)
+            else:
+                slot.kill()
+
+    def in_flight(self) -> int:
+        return sum(len(slot.in_flight) for slot in self._slots)
+
+    def state(self) -> ExecutorState:
+        states = [slot.state for slot in self._slots]
+        waiting = sorted((one for state in states for one in state.oldest), key=_age, reverse=True)
+        limits: dict[str, int] = {}
+        for state in states:
+            for origin, limit in state.limits.items():
+                limits[origin] = limits.get(origin, 0) + limit
+        retries = sum(state.retries for state in states)
+        return ExecutorState(self.in_flight(), retries, waiting[:SHOWN_OLDEST], limits)
+
+    async def _keep_filled(self, slot: _Slot) -> None:
+        """Run workers in a slot, one after another, until there is nothing left to play."""
+        while not self._is_over():
+            ending = await self._run_worker(slot)
+            if self._grace_s is not None:
+                return
+            if slot.in_flight or not self._is_over():
+                self._take_back(slot, ending)
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing left for any worker to do."""
+        if self._grace_s is not None:
+            return True
+        # Other workers may die and leave their rollouts to this one.
+        return self._all_taken and not self._taken_back and not any(one.in_flight for one in self._slots)
+
+    async def _run_worker(self, slot: _Slot) -> str:
+        """One worker from its start to its end; returns how it ended."""
+        try:
+            link = slot.link = await self._start()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise WorkerError(f"cannot start worker {slot.number}: {reason}. {_HINT}") from error
+        if self._grace_s is not None:  # stopped during the start
+            link.kill()
+        try:
+            await self._converse(slot, link)
+        except LinkClosedError:
+            pass  # it died, or it ended as it was asked to
+        except TimeoutError:
+            seconds = self._policy.silence_s
+            logger.warning("worker %d has sent nothing for %g s; killing it", slot.number, seconds)
+            link.kill()
+        finally:
+            slot.is_ready = False
+            try:
+                ending = await self._reap(link)
+            finally:
+                slot.link = None
+        return ending
+
+    async def _converse(self, slot: _Slot, link: WorkerLink) -> None:
+        limit_s = self._policy.startup_s
+        try:
+            async with asyncio.timeout(limit_s):
+                message = await link.receive()
+        except TimeoutError:
+            raise WorkerError(f"worker {slot.number} is not ready after {limit_s:g} s. {_HINT}") from None
+        if isinstance(message, StartFailed):
+            if self._is_over():  # the other workers have finished everything
+                return
+            raise WorkerError(message.message)
+        slot.is_ready = True
+        self._feed(slot, link)
+        while True:
+            async with asyncio.timeout(self._policy.silence_s):
+                message = await link.receive()
+            if isinstance(message, Report):
+                slot.state = message.state
+            elif isinstance(message, Finished):
+                self._deaths_in_a_row = 0
+                for outcome in message.outcomes:
+                    if slot.in_flight.pop(outcome.key, None) is not None:
+                        self._record(outcome)
+                self._feed(slot, link)
+
+    def _feed(self, slot: _Slot, link: WorkerLink) -> None:
+        """Give a worker as many rollouts as it may have; end all workers if none are left anywhere."""
+        rollouts = self._next_rollouts(slot)
+        if rollouts:
+            link.send(Play(rollouts))
+        elif self._all_taken and not self.in_flight():
+            self._end_all()
+
+    def _next_rollouts(self, slot: _Slot) -> list[PlannedRollout]:
+        rollouts: list[PlannedRollout] = []
+        while self._grace_s is None and len(slot.in_flight) < slot.share:
+            if self._taken_back and self._is_suspect(self._taken_back[0]) and slot.in_flight:
+                break  # it gets a worker to itself, so that no other rollout dies with it
+            rollout = self._taken_back.popleft() if self._taken_back else next(self._rollouts, None)
+            if rollout is None:
+                self._all_taken = True
+                break
+            slot.in_flight[rollout.key] = rollout
+            rollouts.append(rollout)
+            if self._is_suspect(rollout):
+                break
+        return rollouts
+
+    def _is_suspect(self, rollout: PlannedRollout) -> bool:
+        """Whether two workers have died while they played it."""
+        return self._deaths.get(rollout.key, 0) >= 2
+
+    def _end_all(self) -> None:
+        for slot in self._slots:
+            if slot.is_ready and slot.link is not None:
+                slot.link.send(End())
+                self._kill_after(slot, self._policy.ending_s)
+            else:
+                slot.kill()
+
+    @staticmethod
+    def _kill_after(slot: _Slot, delay_s: float) -> None:
+        asyncio.get_running_loop().call_later(delay_s, slot.kill)
+
+    def _take_back(self, slot: _Slot, ending: str) -> None:
+        """A worker died: its rollouts go to the next worker that is free."""
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > self._policy.deaths_in_a_row:
+            raise WorkerError(
+                f"workers died {self._deaths_in_a_row} times in a row without finishing a rollout (the last, "
+                f"worker {slot.number}, with {ending}); see their output above. {_HINT}"
+            )
+        rollouts, slot.in_flight = slot.in_flight, {}
+        logger.warning(
+            "worker %d died (%s); its %d rollouts are played again", slot.number, ending, len(rollouts)
+        )
+        for key, rollout in rollouts.items():
+            self._deaths[key] = deaths = self._deaths.get(key, 0) + 1
+            if deaths >= self._policy.deaths_per_rollout:
+                message = f"{deaths} workers died while they played this rollout"
+                self._record(
+                    Failure(
+                        key,
+                        rollout.agent_ref,
+                        FailureKind.INFRASTRUCTURE,
+                        "WorkerDied",
+                        message,
+                        attempts=deaths,
+                    )
+                )
+            else:
+                self._taken_back.append(rollout)
+        for other in self._slots:
+            if other.is_ready and other.link is not None:
+                self._feed(other, other.link)
+
+    async def _reap(self, link: WorkerLink) -> str:
+        """Wait for a worker to end, kill whatever is left of it, and return how it ended."""
+        patience_s = self._policy.exit_s if self._grace_s != 0 else self._policy.exit_now_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await link.close()
+        link.kill()
+        async with asyncio.timeout(self._policy.exit_s):
+            return await link.close()
+
+    def _record_cancelled(self, slot: _Slot) -> None:
+        """Record the rollouts that a worker had when the run ended."""
+        for key, rollout in slot.in_flight.items():
+            self._record(
+                Failure(
+                    key, rollout.agent_ref, FailureKind.CANCELLED, "CancelledError", "the run was stopped"
+                )
+            )
+        slot.in_flight = {}
+
+
+def _age(waiting: dict[str, object]) -> float:
+    seconds = waiting["seconds"]
+    return seconds if isinstance(seconds, float) else 0.0

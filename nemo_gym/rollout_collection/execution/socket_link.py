@@ -1,0 +1,116 @@
+"""Worker processes on this machine: a link over a socket pair, one pickled message per frame.
+
+Each worker process leads a process group of its own, which is killed as a whole. It also holds the read end
+of a pipe whose write end is here: when that closes, this process is gone (`worker_process.py`).
+"""
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from nemo_gym.rollout_collection.execution.link import FromWorker, LinkClosedError, ToWorker
+from nemo_gym.rollout_collection.execution.worker import WorkerSetup
+
+_LENGTH_BYTES = 4
+_START = "from nemo_gym.rollout_collection.execution.worker_process import main; main()"
+
+
+class Frames:
+    """Messages over a socket. Both ends are this program, so pickle is safe between them."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "Frames":
+        return cls(*await asyncio.open_connection(sock=end))
+
+    def send(self, message: object) -> None:
+        if not self._writer.is_closing():
+            data = pickle.dumps(message, protocol=5)
+            self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+    async def receive(self) -> Any:
+        try:
+            length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+            return pickle.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise LinkClosedError from error
+
+    async def flush(self) -> None:
+        """Wait until everything is on its way; does nothing if the other side is gone."""
+        with suppress(ConnectionError):
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ProcessLink:
+    """The pool's link to a worker process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, frames: Frames, lifeline: int) -> None:
+        self._process = process
+        self._frames = frames
+        self._lifeline = lifeline
+
+    def send(self, message: ToWorker) -> None:
+        self._frames.send(message)
+
+    async def receive(self) -> FromWorker:
+        message: FromWorker = await self._frames.receive()
+        return message
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> str:
+        self._frames.close()
+        code = await self._process.wait()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        return f"exit code {code}"
+
+
+async def start_worker_process(setup: WorkerSetup) -> ProcessLink:
+    """Start a worker process and send it its setup; raises OSError if that is impossible."""
+    ours, theirs = socket.socketpair()
+    frames = await Frames.over(ours)
+    ended, lifeline = os.pipe()
+    try:
+        process = await _spawn(theirs.fileno(), ended)
+    except BaseException:
+        frames.close()
+        os.close(lifeline)
+        raise
+    finally:
+        theirs.close()
+        os.close(ended)
+    frames.send(setup)
+    return ProcessLink(process, frames, lifeline)
+
+
+async def _spawn(*descriptors: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", _START, *map(str, descriptors)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
+        pass_fds=descriptors,
+        start_new_session=True,  # Ctrl-C in the terminal reaches only this process
+    )
+
+
+def _has_descriptor(stream: object) -> bool:
+    try:
+        stream.fileno()  # type: ignore[attr-defined]  # a notebook's stream has none
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""The process of a worker. Started by `socket_link`, never by hand."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import uvloop
+
+from nemo_gym.launch.leave import Leaving
+from nemo_gym.rollout_collection.execution.link import LinkClosedError
+from nemo_gym.rollout_collection.execution.socket_link import Frames
+from nemo_gym.rollout_collection.execution.worker import WorkerPolicy, WorkerSetup, serve
+
+
+def main() -> None:
+    link, lifeline = map(int, sys.argv[1:3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
+    os.dup2(2, 1)  # what environments print
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    uvloop.run(_work(socket.socket(fileno=link), lifeline))
+
+
+async def _work(end: socket.socket, lifeline: int) -> None:
+    driver = await Frames.over(end)
+    policy = WorkerPolicy()
+    try:
+        setup: WorkerSetup = await driver.receive()
+        policy = setup.policy
+        threading.Thread(target=_end_with_driver, args=(lifeline, policy.orphan_s), daemon=True).start()
+        await serve(driver, setup)
+        await driver.flush()
+    except LinkClosedError:
+        pass  # the driver is gone
+    finally:
+        driver.close()
+        Leaving().within(policy.exit_s, 0)
+
+
+def _end_with_driver(lifeline: int, orphan_s: float) -> None:
+    """Wait until the driver is gone; then end this process and all that it started, whatever they do."""
+    os.read(lifeline, 1)  # nothing is ever written: it returns when the other end is closed
+    time.sleep(orphan_s)
+    os.killpg(0, signal.SIGKILL)

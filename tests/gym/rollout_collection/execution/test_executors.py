@@ -1,0 +1,37 @@
+"""The table of executors."""
+
+import pytest
+
+from nemo_gym.client import ServerClient
+from nemo_gym.errors import ConfigError
+from nemo_gym.rollout_collection.display.dry_run import dry_run
+from nemo_gym.rollout_collection.execution.executors import EXECUTORS, executor_named
+from nemo_gym.rollout_collection.servers import Servers
+from tests.support.answering_agent import Playground
+
+
+def test_unknown_executor_is_an_error_that_names_those_there_are(playground: Playground) -> None:
+    assert set(EXECUTORS) == {"local", "processes"}
+    expected = r"executor: 'ray' is not an executor; choose one of: local, processes"
+    with pytest.raises(ConfigError, match=expected):
+        executor_named("ray")
+    with pytest.raises(ConfigError, match=expected):
+        playground.collect(executor="ray")
+    with pytest.raises(ConfigError, match=expected):
+        dry_run(playground.config(executor="ray"), None)
+    assert not playground.output.parent.exists()
+
+
+def test_worker_processes_cannot_use_servers_of_this_process(playground: Playground) -> None:
+    playground.collect()
+    before = playground.names()
+    with pytest.raises(ConfigError, match="cannot use servers that are open in this process"):
+        playground.collect(executor="processes")
+    assert playground.names() == before, "the earlier run is not set aside"
+
+
+def test_number_of_workers_is_said_to_have_no_effect_where_there_are_none(playground: Playground) -> None:
+    config = playground.config(num_workers=3)
+    servers = Servers({}, running=ServerClient())
+    assert "num_workers has no effect" in executor_named("local").where(config, servers)
+    assert "3 worker processes" in executor_named("processes").where(config, servers)

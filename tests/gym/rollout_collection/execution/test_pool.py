@@ -1,0 +1,310 @@
+"""The worker pool, over links within this event loop: one outcome per rollout, whatever workers do."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+
+from nemo_gym.activity import Activity
+from nemo_gym.errors import WorkerError
+from nemo_gym.http import RetryPolicy
+from nemo_gym.records import Key
+from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
+from nemo_gym.rollout_collection.execution.link import Finished, Play, Ready, StartFailed
+from nemo_gym.rollout_collection.execution.pool import PoolPolicy, WorkerPool, shares_of
+from nemo_gym.rollout_collection.execution.worker import Worker, WorkerPolicy
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
+from tests.support.memory_link import MemoryLink, RunWorker, WorkerCrash, WorkerEnd
+
+AGENT = {"name": "agent"}
+PATIENT = PoolPolicy(teardown_s=0.05, exit_s=5.0)
+"""Waits longer than any of these tests takes, where a test does not wait for the end of it."""
+ROLLOUTS = RolloutPolicy(60.0, RetryPolicy(attempts=1), teardown_s=0.05)
+WORKERS = WorkerPolicy(flush_s=0.0, report_s=0.01)
+
+PlayOne = Callable[[PlannedRollout], Awaitable[None]]
+
+
+@dataclass
+class Run:
+    """One run of a pool."""
+
+    rollouts: int
+    shares: list[int]
+    policy: PoolPolicy = PATIENT
+    links: list[MemoryLink] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    pool: WorkerPool | None = None
+
+    def play(self, worker: RunWorker, during: Callable[[WorkerPool], Awaitable[None]] | None = None) -> None:
+        """Play all rollouts with workers like this one; `during` runs beside it."""
+
+        async def play() -> None:
+            self.pool = pool = WorkerPool(partial(self._start, worker), self.shares, self.policy)
+            planned = (
+                PlannedRollout(Key(number, 0), "agent", AGENT, b"{}") for number in range(self.rollouts)
+            )
+            beside = asyncio.ensure_future(during(pool)) if during is not None else None
+            async with asyncio.timeout(30):
+                await pool.run(planned, self.outcomes.append)
+                if beside is not None:
+                    await beside
+
+        asyncio.run(play())
+
+    async def _start(self, worker: RunWorker) -> MemoryLink:
+        self.links.append(MemoryLink(worker))
+        return self.links[-1]
+
+    @property
+    def failures(self) -> dict[int, Failure]:
+        return {one.key.task: one for one in self.outcomes if isinstance(one, Failure)}
+
+    def check_each_once(self) -> None:
+        assert Counter(one.key.task for one in self.outcomes) == Counter(range(self.rollouts))
+
+
+def playing(play: PlayOne) -> RunWorker:
+    """A real worker that plays each rollout with this function."""
+
+    async def attempt(rollout: PlannedRollout, activity: Activity) -> Outcome:
+        await play(rollout)
+        return Success(rollout.key, "agent", b"{}", {})
+
+    def activity(rollout: PlannedRollout, attempt: int) -> Activity:
+        return Activity(str(rollout.key), attempt=attempt)
+
+    async def run_worker(end: WorkerEnd) -> None:
+        await Worker(end, WORKERS).work(partial(Dispatcher, attempt, activity, ROLLOUTS))
+
+    return run_worker
+
+
+async def at_once(rollout: PlannedRollout) -> None: ...
+
+
+async def forever(rollout: PlannedRollout) -> None:
+    await asyncio.Event().wait()
+
+
+def finished(rollouts: list[PlannedRollout]) -> Finished:
+    return Finished([Success(one.key, "agent", b"{}", {}) for one in rollouts])
+
+
+def dying(is_deadly: Callable[[list[int]], bool]) -> RunWorker:
+    """A worker that dies with everything it was just given, if that is deadly; else it plays it at once."""
+
+    async def run_worker(end: WorkerEnd) -> None:
+        end.send(Ready())
+        while isinstance(message := await end.receive(), Play):
+            if is_deadly([one.key.task for one in message.rollouts]):
+                raise WorkerCrash
+            end.send(finished(message.rollouts))
+
+    return run_worker
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the pool has no event for what these tests wait for
+        await asyncio.sleep(0.001)
+
+
+def test_every_rollout_is_played_once_and_all_workers_end_by_themselves() -> None:
+    run = Run(50, [3, 2])
+    run.play(playing(at_once))
+    run.check_each_once()
+    assert not run.failures and len(run.links) == 2
+    assert not any(link.was_killed for link in run.links)
+
+
+def test_shares_add_up_to_the_limit_of_the_run_and_are_respected() -> None:
+    assert shares_of(7, 3) == [3, 2, 2]
+    assert shares_of(2, 8) == [1, 1]
+    running, most = Counter[int](), Counter[int]()
+
+    def worker_of(number: int) -> RunWorker:
+        async def play(rollout: PlannedRollout) -> None:
+            running[number] += 1
+            most[number] = max(most[number], running[number])
+            await asyncio.sleep(0.001)
+            running[number] -= 1
+
+        return playing(play)
+
+    numbers = iter(range(3))
+
+    async def run_worker(end: WorkerEnd) -> None:
+        await worker_of(next(numbers))(end)
+
+    run = Run(60, shares_of(7, 3))
+    run.play(run_worker)
+    run.check_each_once()
+    assert most == {0: 3, 1: 2, 2: 2}
+
+
+def test_rollouts_of_a_dead_worker_are_played_by_another(caplog: pytest.LogCaptureFixture) -> None:
+    deaths = iter([True])
+    run = Run(20, [4, 4])
+    run.play(dying(lambda numbers: 5 in numbers and next(deaths, False)))
+    run.check_each_once()
+    assert not run.failures and len(run.links) == 3
+    assert "died (exit code 1, WorkerCrash); its 4 rollouts are played again" in caplog.text
+
+
+def test_rollout_that_kills_its_workers_fails_alone() -> None:
+    alone: list[bool] = []
+
+    def is_deadly(numbers: list[int]) -> bool:
+        if 5 in numbers:
+            alone.append(len(numbers) == 1)
+        return 5 in numbers
+
+    run = Run(20, [4, 4])
+    run.play(dying(is_deadly))
+    run.check_each_once()
+    assert list(run.failures) == [5] and len(run.links) == 4
+    assert run.failures[5].failure_class == "infrastructure" and run.failures[5].attempts == 3
+    assert run.failures[5].message == "3 workers died while they played this rollout"
+    assert alone == [False, False, True]
+
+
+def test_workers_that_all_die_end_the_run_with_an_error() -> None:
+    run = Run(20, [2, 2], replace(PATIENT, deaths_in_a_row=3, deaths_per_rollout=100))
+    with pytest.raises(WorkerError, match="4 times in a row without finishing a rollout") as error:
+        run.play(dying(lambda numbers: True))
+    assert "exit code 1" in str(error.value) and "+resume_from_cache=true" in str(error.value)
+    taken = Counter(one.key.task for one in run.outcomes)
+    assert set(taken.values()) <= {1}, "no more than one outcome per rollout"
+
+
+def test_stopped_run_gives_rollouts_the_grace_period_and_cancels_the_rest() -> None:
+    started: list[int] = []
+
+    async def play(rollout: PlannedRollout) -> None:
+        started.append(rollout.key.task)
+        if rollout.key.task == 1:
+            await until(lambda: is_stopped)
+            return
+        await forever(rollout)
+
+    is_stopped = False
+
+    async def stop(pool: WorkerPool) -> None:
+        nonlocal is_stopped
+        await until(lambda: len(started) == 4)
+        pool.stop(0.1)
+        is_stopped = True
+
+    run = Run(20, [2, 2])
+    run.play(playing(play), stop)
+    assert {one.key.task for one in run.outcomes} == set(range(4)), "nothing new was started"
+    assert set(run.failures) == {0, 2, 3}
+    assert {one.failure_class for one in run.failures.values()} == {"cancelled"}
+    assert not any(link.was_killed for link in run.links)
+
+
+def test_run_stopped_at_once_kills_its_workers_and_records_what_they_had() -> None:
+    async def stop(pool: WorkerPool) -> None:
+        await until(lambda: pool.in_flight() == 4)
+        pool.stop(0.0)
+
+    run = Run(20, [2, 2])
+    run.play(playing(forever), stop)
+    assert set(run.failures) == set(range(4)) and len(run.outcomes) == 4
+    assert all(link.was_killed for link in run.links)
+
+
+def test_worker_that_ignores_the_stop_is_killed_after_the_grace_period() -> None:
+    async def run_worker(end: WorkerEnd) -> None:
+        end.send(Ready())
+        await asyncio.Event().wait()
+
+    async def stop(pool: WorkerPool) -> None:
+        await until(lambda: pool.in_flight() == 2)
+        pool.stop(0.05)
+
+    run = Run(5, [2])
+    run.play(run_worker, stop)
+    assert set(run.failures) == {0, 1} and run.links[0].was_killed
+
+
+def test_worker_whose_servers_cannot_start_ends_the_run_with_its_message() -> None:
+    async def run_worker(end: WorkerEnd) -> None:
+        end.send(StartFailed("ComponentError: no such module"))
+
+    run = Run(5, [2, 2])
+    with pytest.raises(WorkerError, match="ComponentError: no such module"):
+        run.play(run_worker)
+    assert not run.outcomes
+
+
+def test_worker_that_is_not_ready_in_time_ends_the_run() -> None:
+    async def run_worker(end: WorkerEnd) -> None:
+        await asyncio.Event().wait()
+
+    run = Run(5, [2], replace(PATIENT, startup_s=0.05, exit_s=0.05))
+    with pytest.raises(WorkerError, match=r"worker 0 is not ready after 0\.05 s"):
+        run.play(run_worker)
+    assert run.links[0].was_killed
+
+
+def test_worker_that_cannot_be_started_ends_the_run() -> None:
+    class NoMemory(Run):
+        async def _start(self, worker: RunWorker) -> MemoryLink:
+            raise OSError(12, "Cannot allocate memory")
+
+    with pytest.raises(WorkerError, match="cannot start worker 0: Cannot allocate memory"):
+        NoMemory(5, [2]).play(playing(at_once))
+
+
+def test_silent_worker_is_killed_and_its_rollouts_are_played_again(caplog: pytest.LogCaptureFixture) -> None:
+    lives = iter([True])
+
+    async def run_worker(end: WorkerEnd) -> None:
+        if next(lives, False):
+            end.send(Ready())
+            await asyncio.Event().wait()
+        await playing(at_once)(end)
+
+    run = Run(5, [2], replace(PATIENT, silence_s=0.2, exit_s=0.2))
+    run.play(run_worker)
+    run.check_each_once()
+    assert not run.failures and run.links[0].was_killed and len(run.links) == 2
+    assert "worker 0 has sent nothing for 0.2 s; killing it" in caplog.text
+
+
+def test_worker_that_is_slow_to_end_is_killed() -> None:
+    async def run_worker(end: WorkerEnd) -> None:
+        await playing(at_once)(end)
+        await asyncio.Event().wait()
+
+    run = Run(5, [2], replace(PATIENT, ending_s=0.05))
+    run.play(run_worker)
+    run.check_each_once()
+    assert run.links[0].was_killed
+
+
+def test_worker_that_is_still_starting_when_all_is_played_is_not_waited_for() -> None:
+    lives = iter([True])
+
+    async def run_worker(end: WorkerEnd) -> None:
+        if next(lives, False):
+            await asyncio.Event().wait()
+        await playing(at_once)(end)
+
+    run = Run(5, [2, 2])
+    run.play(run_worker)
+    run.check_each_once()
+    assert run.links[0].was_killed and not run.links[1].was_killed
+
+
+def test_state_is_that_of_all_workers() -> None:
+    async def stop(pool: WorkerPool) -> None:
+        await until(lambda: len(pool.state().oldest) == 4)
+        assert pool.state().in_flight == 4
+        pool.stop(0.0)
+
+    Run(20, [2, 2]).play(playing(forever), stop)
