@@ -10,13 +10,12 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nemo_gym.metrics.lazy_numpy import np
+from nemo_gym.metrics.statistics import ByTask, Floats, Statistics, of_rows, overall
 from nemo_gym.metrics.uncertainty import Estimate, around
 from nemo_gym.types import TASK_INDEX_KEY_NAME
-
-if TYPE_CHECKING:
-    from nemo_gym.metrics.statistics import ByTask, Floats, Statistics
 
 REWARD = "reward"
 LABELS = ("mean", "max", "min", "median", "std")
@@ -124,9 +123,7 @@ class Columns:
         mean = running.total / running.count if running.count else math.nan
         return mean if math.isfinite(mean) else None
 
-    def by_task(self) -> "ByTask":
-        from nemo_gym.metrics.statistics import ByTask
-
+    def by_task(self) -> ByTask:
         return ByTask(self.tasks, self.rollouts)
 
     def statistics(self) -> dict[str, float]:
@@ -139,8 +136,6 @@ class Columns:
         return dict(self._statistics(with_errors=True)) | odd
 
     def _statistics(self, *, with_errors: bool) -> Iterator[tuple[str, float]]:
-        from nemo_gym.metrics.statistics import overall
-
         by_task = self.by_task() if with_errors and len(self) else None
         for name, column in self._columns.items():
             found = overall(column)
@@ -159,8 +154,6 @@ class Columns:
 
     def estimate(self, name: str) -> Estimate | None:
         """The mean of a field with its uncertainty; None where no rollout has it."""
-        from nemo_gym.metrics.statistics import overall
-
         values = self.values(name)
         found = overall(values)
         if found is None or not math.isfinite(found.mean):
@@ -176,10 +169,6 @@ class Columns:
         """The groups, some at a time, as tables."""
         if not len(self):
             return
-        import numpy as np
-
-        from nemo_gym.metrics.statistics import of_rows
-
         by_task = self.by_task()
         labels = [f"{label}/{name}" for name in self._columns for label in LABELS]
         for block in by_task.blocks():
@@ -194,14 +183,12 @@ class GroupTable:
 
     labels: list[str]
     tasks: list[int]
-    values: "Floats"
+    values: Floats
     """A row a task, a column a label; not finite where there is no value."""
 
     @property
     def is_whole(self) -> bool:
         """Whether every task has every value."""
-        import numpy as np
-
         return bool(np.isfinite(self.values).all())
 
     def groups(self) -> Iterator[dict[str, Any]]:
@@ -215,10 +202,8 @@ class GroupTable:
             )
 
 
-def _estimate(column: "array[float]", found: "Statistics", by_task: "ByTask") -> Estimate:
+def _estimate(column: "array[float]", found: Statistics, by_task: ByTask) -> Estimate:
     """The mean of a column, clustered by task."""
-    import numpy as np
-
     ordered = by_task.ordered(column)
     is_present = ~np.isnan(ordered)
     has_values = by_task.sums(is_present.astype(float)) > 0

@@ -17,15 +17,14 @@ from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import InputError
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.metrics.intake import Intake
+from nemo_gym.metrics.lazy_numpy import np
+from nemo_gym.metrics.statistics import Places, as_floats
 from nemo_gym.records import Key, Record, agent_of, key_of, packed, unpacked
 from nemo_gym.terminal import counted
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-
-    from nemo_gym.metrics.statistics import Places
 
     Flags = NDArray[np.bool_]
 
@@ -121,8 +120,6 @@ class Join:
 
     def __init__(self, rows: Rows, results: "Mapping[str, Places]") -> None:
         """`results` are the packed keys of each agent's, under "" those of results that name none."""
-        import numpy as np
-
         self._asked = np.array(rows.keys, np.int64)
         self._wanted, self._places = np.unique(self._asked, return_index=True)
         self._tasks, self._firsts, self._sizes = np.unique(
@@ -138,10 +135,8 @@ class Join:
             named = self._first_named(_chained(self._results.values()), _chained(by))
             self._agents = np.where(self._agents == _NOBODY, named, self._agents)
 
-    def _first_named(self, keys: "Places", agents: "Places") -> "Places":
+    def _first_named(self, keys: Places, agents: Places) -> Places:
         """The agent of each task: the first that is named, in the order of the keys."""
-        import numpy as np
-
         is_named = (agents != _NOBODY) & _are_among(keys // _A_TASK, self._tasks)
         keys, agents = keys[is_named], agents[is_named]
         order = np.argsort(keys, kind="stable")
@@ -152,37 +147,29 @@ class Join:
 
     def repeats(self) -> list[Repeat]:
         """The rows whose key stands at an earlier place."""
-        import numpy as np
-
         if len(self._wanted) == len(self._asked):
             return []
         places = np.delete(np.arange(len(self._asked)), self._places)
         firsts = self._places[np.searchsorted(self._wanted, self._asked[places])]
         return [Repeat(*pair) for pair in zip(places.tolist(), firsts.tolist(), strict=True)]
 
-    def repeated_rows(self) -> "Places":
+    def repeated_rows(self) -> Places:
         """The keys of more than one row, as all that follow: packed and in order."""
-        import numpy as np
-
         return _repeated(np.sort(self._asked))
 
-    def repeated_results(self) -> "Places":
+    def repeated_results(self) -> Places:
         return _repeated(self._had)
 
-    def without_row(self) -> "Places":
+    def without_row(self) -> Places:
         """The keys of results that nobody asked for."""
-        import numpy as np
-
         return np.unique(self._had[~_are_among(self._had, self._wanted)])
 
-    def without_result(self) -> "Places":
+    def without_result(self) -> Places:
         """The keys of rows that have no result."""
         return self._wanted[~_are_among(self._wanted, self._had)]
 
-    def of_other_agents(self) -> "Places":
+    def of_other_agents(self) -> Places:
         """The keys of results that name another agent than that of their task."""
-        import numpy as np
-
         odd = []
         for number, keys in self._results.items():
             if number != _NOBODY:
@@ -196,8 +183,6 @@ class Join:
 
     def agents(self) -> list[str]:
         """All of them, in the order of their first rows."""
-        import numpy as np
-
         firsts = np.minimum.reduceat(self._places, self._firsts) if len(self._tasks) else self._firsts
         numbers = dict.fromkeys(self._agents[np.argsort(firsts)].tolist())
         return [self._names[number] for number in numbers]
@@ -211,8 +196,6 @@ class Join:
 
     def summary(self) -> dict[str, int]:
         """Counts of rollouts and of tasks."""
-        import numpy as np
-
         is_done = _are_among(self._wanted, self._had).astype(np.int64)
         done = np.add.reduceat(is_done, self._firsts) if len(self._tasks) else self._firsts
         complete, missing = int((done == self._sizes).sum()), int((done == 0).sum())
@@ -294,14 +277,12 @@ class Difficulty:
         return sum(self.counts().values())
 
 
-def keys_of(columns: Columns) -> "Places":
+def keys_of(columns: Columns) -> Places:
     """The packed keys of rollouts, in the order they were added."""
-    import numpy as np
-
     return np.array(columns.tasks, np.int64) * _A_TASK + np.array(columns.rollouts, np.int64)
 
 
-def names_of(keys: "Places") -> str:
+def names_of(keys: Places) -> str:
     """The first of some packed keys, for people."""
     names = ", ".join(str(unpacked(key)) for key in keys[:MOST_NAMED].tolist())
     return names if len(keys) <= MOST_NAMED else f"{names} and {len(keys) - MOST_NAMED} more"
@@ -316,10 +297,6 @@ def _groups(columns: Columns) -> Iterator[Record]:
 
 def _infos(columns: Columns) -> Iterator[Record]:
     """The numbers of each rollout, in the order of their keys; a field named like its id is hidden by it."""
-    import numpy as np
-
-    from nemo_gym.metrics.statistics import as_floats
-
     keys = keys_of(columns)
     order = np.argsort(keys)
     names = sorted((name for name in columns.names if name != _ID), key=lambda name: name != _REWARD)
@@ -344,8 +321,6 @@ def _without_keys(row: Record) -> Record:
 
 
 def _joined(rows: Sequence[Record], results: Sequence[Record]) -> Join:
-    import numpy as np
-
     asked, done = Rows(), defaultdict[str, "array[int]"](lambda: array("q"))
     for place, row in enumerate(rows):
         asked.add(_key(row, "row", place), agent_of(row))
@@ -379,28 +354,22 @@ def _refuse_unjoined(join: Join, allow_partial: bool) -> None:
         _refuse(join.without_result(), "with a row and no result", advice)
 
 
-def _refuse(keys: "Places", what: str, advice: str) -> None:
+def _refuse(keys: Places, what: str, advice: str) -> None:
     if len(keys):
         raise InputError(f"{counted(len(keys), 'rollout')} {what}: {names_of(keys)}; {advice}")
 
 
-def _repeated(keys: "Places") -> "Places":
+def _repeated(keys: Places) -> Places:
     """Those that stand more than once among sorted ones."""
-    import numpy as np
-
     return np.unique(keys[1:][keys[1:] == keys[:-1]])
 
 
-def _chained(parts: "Iterable[Places]") -> "Places":
-    import numpy as np
-
+def _chained(parts: "Iterable[Places]") -> Places:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _are_among(keys: "Places", others: "Places") -> "Flags":
+def _are_among(keys: Places, others: Places) -> "Flags":
     """Whether each is among others, which are sorted."""
-    import numpy as np
-
     if not len(others):
         return np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(others, keys), len(others) - 1)

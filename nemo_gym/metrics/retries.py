@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass
 
 from nemo_gym.metrics.columns import REWARD, Columns
+from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.student import two_sided_p
 
 _FEWEST_TASKS = 5
@@ -36,8 +37,6 @@ def retry_gap(columns: Columns) -> RetryGap | None:
     The error of the difference is clustered by task, as everywhere; its degrees of freedom are those of the
     side with fewer tasks.
     """
-    import numpy as np
-
     if not columns.retried:
         return None
     values = np.frombuffer(columns.values(REWARD))

@@ -1,8 +1,8 @@
-"""Statistics of columns of numbers, over all rollouts and for each task.
+"""Statistics of columns of numbers, over all rollouts and per task.
 
-Loads numpy, so it is itself loaded only where something is computed. NaN in a column is a value that is
-missing. Sums are exact over all rollouts and carry what rounding takes from them within a task; all else is
-computed from sorted values. So the order in which rollouts arrive changes no digit.
+NaN in a column means that the value is missing. Sums over all rollouts are exact; sums within a task carry
+their rounding error along. Everything else is computed from sorted values. So the order in which rollouts
+arrive changes no digit.
 """
 
 import math
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
+from nemo_gym.metrics.lazy_numpy import np
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nemo_gym.metrics.columns import REWARD, Columns
+from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.pass_at_k import pass_at_k
 from nemo_gym.metrics.retries import RetryGap, retry_gap
 from nemo_gym.metrics.uncertainty import Estimate, estimate_task_mean
@@ -92,8 +93,6 @@ class Summary:
 
 def summarize(agent: str, columns: Columns, planned: int | None = None) -> Summary:
     """What is to be said of one agent's rollouts, of which so many were planned."""
-    import numpy as np
-
     if not len(columns):
         return Summary(agent, 0, 0, 0, None, planned=planned)
     reward, by_task = columns.estimate(REWARD), columns.by_task()
@@ -127,8 +126,6 @@ def _bounds(reward: Estimate, values: Any, missing: int) -> tuple[float, float] 
 
 def _histogram(values: Any) -> list[Bin]:
     """The values themselves where there are few different ones, else ranges of one width."""
-    import numpy as np
-
     if not len(values):
         return []
     different, counts = np.unique(values, return_counts=True)
@@ -145,8 +142,6 @@ def _histogram(values: Any) -> list[Bin]:
 
 def _pass_at(columns: Columns) -> dict[int, Estimate]:
     """pass@k of rewards that are all 0 or 1; tasks with fewer than k are left out of it."""
-    import numpy as np
-
     by_task = columns.by_task()
     ordered = by_task.ordered(columns.values(REWARD))
     is_present = ~np.isnan(ordered)

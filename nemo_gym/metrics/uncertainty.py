@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from nemo_gym.metrics.beta import exact_interval
+from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.student import critical_t, two_sided_p
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Numbers = Sequence[float] | NDArray[np.float64]
@@ -68,8 +68,6 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = Fa
 
     `are_shares` says that the values lie between 0 and 1.
     """
-    import numpy as np
-
     sums, sizes = np.asarray(totals, float), np.asarray(counts, float)
     tasks, size = len(sums), float(sizes.sum())
     if not tasks:
@@ -86,8 +84,6 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = Fa
 
 def estimate_task_mean(values: "Numbers", *, are_shares: bool = False) -> Estimate:
     """The mean of one value a task, whatever each of them was made of."""
-    import numpy as np
-
     numbers = np.asarray(values, float)
     if len(numbers) > 1 and numbers.min() == numbers.max():  # no error, not that of rounding either
         return around(float(numbers[0]), 0.0, len(numbers), shares=len(numbers) if are_shares else None)

@@ -153,3 +153,9 @@ def test_importing_the_base_classes_loads_no_server_and_no_extra() -> None:
         "nemo_gym.base_responses_api_model, nemo_gym.openai_utils"
     )
     assert not loaded & {"uvicorn", "numpy", "torch", "openai", "hydra", "omegaconf"}
+
+
+def test_collecting_loads_numpy_rich_and_tqdm_only_when_they_are_used() -> None:
+    modules = "nemo_gym.cli.collect_rollouts, nemo_gym.metrics.profile, nemo_gym.cli.compare"
+    assert not loaded_by(f"import {modules}") & {"rich", "tqdm"}
+    assert "numpy" not in loaded_by("import nemo_gym.cli.collect_rollouts, nemo_gym.metrics.profile")

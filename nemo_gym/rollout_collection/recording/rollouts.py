@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import InputError
+from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.records import Key, packed
 
 
@@ -29,8 +30,6 @@ class OutputIndex:
 
     def is_unique(self) -> bool:
         """Whether every key is there once."""
-        import numpy as np
-
         ordered = np.sort(np.frombuffer(self.keys, np.int64)) if self.keys else np.empty(0)
         return not bool((ordered[1:] == ordered[:-1]).any())
 

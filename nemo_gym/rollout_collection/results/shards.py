@@ -19,6 +19,7 @@ from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import InputError
 from nemo_gym.journal import line_numbers
 from nemo_gym.metrics import Columns, Intake
+from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.records import BadLines, Key, agent_of, packed, parsed, unpacked
 from nemo_gym.rollout_collection.recording.scan import find_rollouts
 from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
@@ -79,8 +80,6 @@ class Shards:
 
     def load(self) -> Settled:
         """Find every rollout; to be called once, before all else."""
-        import numpy as np
-
         is_dense = True
         for path in self.paths:
             found = find_rollouts(path, self.bad_lines, once=self.bad_lines.are_skipped)
