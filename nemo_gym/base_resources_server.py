@@ -85,7 +85,11 @@ class ReverifyMode(StrEnum):
 
 
 class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer):
-    """Base of environments: override `verify`, add tools in `setup_webserver`."""
+    """Base of environments: override `verify`, add tools in `setup_webserver`.
+
+    One that keeps state per session may define `async close_session(self, session_id: str)` to free it. It is
+    called once when the session ends, also after a failure. A plain `def` runs in a thread.
+    """
 
     config: BaseResourcesServerConfig
 

@@ -3,9 +3,11 @@
 from typing import Any
 
 from fastapi import Body, FastAPI
+from pydantic import Field
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
 from nemo_gym.servers.aggregation import AggregatesMetrics
+from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.server_base import SimpleServer
 
 __all__ = [
@@ -17,7 +19,9 @@ __all__ = [
     "is_reserved_tool_name",
 ]
 
-_RESERVED = frozenset({"", ".", "..", "verify", "seed_session", "aggregate_metrics", "run", "mcp"})
+_RESERVED = frozenset(
+    {"", ".", "..", "verify", "seed_session", "close_session", "aggregate_metrics", "run", "mcp"}
+)
 
 
 def is_reserved_tool_name(name: str) -> bool:
@@ -28,9 +32,15 @@ def is_reserved_tool_name(name: str) -> bool:
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
     """What every agent's block of the configuration has."""
 
+    close_session_timeout_s: float = Field(default=1.0, gt=0)
+    """How long the end of a run waits for its sessions to close. Servers go on closing after that."""
+
 
 class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
-    """Base of agents: override `responses` and `run`."""
+    """Base of agents: override `responses` and `run`.
+
+    When a run ends, however it ends, the sessions that began in it are closed on the servers that keep them.
+    """
 
     config: BaseResponsesAPIAgentConfig
 
@@ -42,6 +52,9 @@ class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.get("/aggregate_metrics")(self.tell_own_metrics)
         return app
+
+    def _run_sessions(self) -> RunSessions:
+        return RunSessions(self.config.close_session_timeout_s)
 
     async def responses(self, body: dict[str, Any] = Body()) -> Any:
         """Play an episode: model and tools until the model is done."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from hashlib import sha256
 from http.cookies import SimpleCookie
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -33,11 +32,10 @@ from nemo_gym.http import (
     request,
 )
 from nemo_gym.http.deadline import Deadline
+from nemo_gym.session_cookies import current_sessions, parse_session_cookie, session_cookie_name
 
-_NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_-]+)+")
 """A path without a query, an escape or a dot segment."""
-_WORKER_OF_SESSION = re.compile(r"(\d+)w[0-9a-f]{32}")
 
 
 class Call(NamedTuple):
@@ -59,14 +57,6 @@ class LocalServer(Protocol):
     async def call(self, call: Call) -> ClientResponse: ...
 
 
-def session_cookie_name(server_name: str) -> str:
-    """The cookie that carries a server's session: one for each instance, so that one jar serves a rollout."""
-    plain = _NOT_IN_A_COOKIE_NAME.sub("_", server_name)
-    if plain != server_name:
-        plain = f"{plain}.{sha256(server_name.encode()).hexdigest()[:8]}"
-    return f"ng_session_{plain}"
-
-
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """Where a server listens: one URL for each of its workers."""
@@ -80,10 +70,9 @@ class ServerAddress:
         """The worker that holds the session; whoever's turn it is where there is none yet."""
         if len(self.urls) == 1:
             return self.urls[0]
-        morsel = cookies.get(self.cookie_name)
-        session_id = morsel if isinstance(morsel, str) else morsel.value if morsel else ""
-        held = _WORKER_OF_SESSION.fullmatch(session_id)
-        return self.urls[(int(held[1]) if held else next(self.turns)) % len(self.urls)]
+        cookie = parse_session_cookie(cookies.get(self.cookie_name))
+        worker = None if cookie is None else cookie.worker
+        return self.urls[(next(self.turns) if worker is None else worker) % len(self.urls)]
 
 
 def get_server_url(server_config: Mapping[str, Any] | BaseServerConfig) -> str:
@@ -116,6 +105,7 @@ class ServerClient:
         self._local_servers = local_servers if local_servers is not None else {}
         self._addresses: dict[str, ServerAddress] = {}
         self._environments: frozenset[str] | None = None
+        self._session_servers: dict[str, str] | None = None
 
     @property
     def is_local(self) -> bool:
@@ -168,16 +158,28 @@ class ServerClient:
         Error statuses are answers; no answer at all is a ServerUnreachableError.
         """
         timeout_s = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
-        activity = current_activity.get()
-        if activity is None:
-            return await self._answer(server_name, url_path, method, timeout_s, options)
-        if timeout_s is None and self._is_environment(server_name):
+        activity, sessions = current_activity.get(), current_sessions.get()
+        if activity is not None and timeout_s is None and self._is_environment(server_name):
             timeout_s = activity.call_timeout_s
-        before = activity.begin(url_path)
+        before = activity.begin(url_path) if activity is not None else None
+        token = current_sessions.set(None) if sessions is not None else None
         try:
-            return await self._answer(server_name, url_path, method, timeout_s, options)
+            response = await self._answer(server_name, url_path, method, timeout_s, options)
         finally:
-            activity.end(before)
+            if token is not None:
+                current_sessions.reset(token)
+            if activity is not None and before is not None:
+                activity.end(before)
+        if sessions is not None:
+            sessions.note(self, response.raw_headers)
+        return response
+
+    def server_of_cookie(self, cookie_name: str) -> str | None:
+        """The server whose sessions have that cookie; None if it is not one that this client calls."""
+        if self._session_servers is None:
+            names = {*self._local_servers, *instance_names(self.global_config_dict)}
+            self._session_servers = {session_cookie_name(name): name for name in names}
+        return self._session_servers.get(cookie_name)
 
     async def _answer(
         self, server_name: str, url_path: str, method: str, timeout_s: float | None, options: dict[str, Any]

@@ -16,7 +16,7 @@ LAYERS = [
     {"errors", "machine"},
     {"types", "environment_variables"},
     {"undocumented"},
-    {"codec", "activity", "failures"},
+    {"codec", "activity", "failures", "session_cookies"},
     {"http"},
     {"openai_utils"},
     {"formats"},

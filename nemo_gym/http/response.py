@@ -77,6 +77,10 @@ class ClientResponse:
         return self._headers
 
     @property
+    def raw_headers(self) -> Headers:
+        return self._raw_headers
+
+    @property
     def cookies(self) -> SimpleCookie:
         """The cookies this answer sets, as aiohttp gives them: name to morsel."""
         if self._cookies is None:

@@ -30,7 +30,7 @@ from nemo_gym.http import (
     ServerUnreachableError,
 )
 from nemo_gym.servers.asgi import adding_header
-from nemo_gym.servers.sessions import Session, SessionStore
+from nemo_gym.servers.sessions import Session, SessionEndedError, SessionStore
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ class Failures:
 
     async def respond_to(self, error: Failed, request: Request) -> Response:
         """The response to a request whose endpoint raised: from the application's own handler, if any."""
+        if isinstance(error, SessionEndedError):
+            cause = _cause(self.server_name, 410, error.kind)
+            return Response(encode_json({"detail": str(error)}), 410, cause, "application/json")
         handler = _handler_for(request.app, error)
         if handler is None:
             return self._failure(error)
@@ -145,5 +148,5 @@ class FailureMiddleware:
                 return
             response = await self.failures.respond_to(error, Request(scope, receive))
             if isinstance(session := scope.get("session"), Session):
-                send = adding_header(send, "set-cookie", self.sessions.set_cookie(session.id))
+                send = adding_header(send, "set-cookie", self.sessions.set_cookie(session.id, session))
             await response(scope, receive, send)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.client import Call
+from nemo_gym.errors import ComponentError
 from nemo_gym.http import ClientResponse, ServerUnreachableError
 from nemo_gym.servers.asgi import (
     Answer,
@@ -36,8 +37,17 @@ from nemo_gym.servers.direct_endpoint import (
     compile_endpoints,
 )
 from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
-from nemo_gym.servers.sessions import SessionStore, sessions_of
-from nemo_gym.undocumented.starlette_internals import headers_of, is_plain, lifespan, middleware_count
+from nemo_gym.servers.run_sessions import RUN_PATH
+from nemo_gym.servers.session_middleware import close_session, is_close_session, sessions_of
+from nemo_gym.servers.sessions import SessionStore
+from nemo_gym.session_cookies import CLOSE_SESSION_PATH
+from nemo_gym.undocumented.starlette_internals import (
+    headers_of,
+    is_plain,
+    lifespan,
+    middleware_count,
+    parse_cookies,
+)
 
 _JSON = ("content-type", "application/json")
 BACKGROUND_S = 10.0
@@ -51,11 +61,15 @@ class HostedServer:
         self.name = name
         self.failures = Failures(name, secrets)
         self.app = app
-        store = sessions_of(app)
-        self.sessions = store or SessionStore("")
+        _check_reserved(name, app)
+        sessions = sessions_of(app)
+        self.sessions = sessions.store if sessions is not None else SessionStore("")
+        self.sessions.log_error = self.failures.log
         # A middleware of the environment's own must see every request.
-        only_ours = store is not None and middleware_count(app) == 1
-        self._endpoints = compile_endpoints(app) if only_ours else {}
+        self._is_direct = sessions is not None and middleware_count(app) == 1
+        self._endpoints = compile_endpoints(app) if self._is_direct else {}
+        self._runs = sessions.runs if sessions is not None else None
+        self._run_endpoint = self._endpoints.get(("POST", RUN_PATH))
         self.state: Mapping[str, Any] = {}
         self._background: set[asyncio.Task[None]] = set()
         """Tasks that go on after the answer to a caller of this process."""
@@ -67,6 +81,7 @@ class HostedServer:
         async with lifespan(self.app) as state:
             self.state = state
             yield
+            await self.sessions.end_all()
             if self._background:
                 await asyncio.wait(self._background, timeout=BACKGROUND_S)
 
@@ -77,6 +92,9 @@ class HostedServer:
 
     async def call(self, call: Call) -> ClientResponse:
         """Answer a caller of this process."""
+        if self._is_direct and is_close_session(call.method, call.path):
+            await close_session(self.sessions, call.cookies.get(self.sessions.cookie_name))
+            return self._response(call, (204, [], b""))
         endpoint = None if call.query else self._endpoints.get((call.method, call.path))
         if endpoint is not None and (endpoint.body_field is None or call.is_json):
             try:
@@ -84,8 +102,7 @@ class HostedServer:
             except NotDirectError:
                 pass
             else:
-                session_id = _session_id(call.cookies.get(self.sessions.cookie_name))
-                request = _LocalRequest(self, session_id, call)
+                request = _LocalRequest(self, call)
                 answer = await self._answer(endpoint, arguments, request)
                 if request.answer is not None:
                     return DataResponse(request.answer, answer[1], call.method, self.name + call.path)
@@ -130,6 +147,10 @@ class HostedServer:
         """Answer a caller over HTTP."""
         endpoint = None
         if scope["type"] == "http" and not scope["query_string"]:
+            if self._is_direct and is_close_session(scope["method"], scope["path"]):
+                await close_session(self.sessions, self.sessions.cookie_in(cookies_of(scope)))
+                await send_answer(send, 204, [], b"")
+                return
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
         if endpoint is None or (endpoint.body_field is not None and not is_json(scope)):
             await self.app(scope, receive, send)
@@ -143,49 +164,62 @@ class HostedServer:
             await self.app(scope, receive_body(body, receive), send)
             return
         scope["app"] = self.app
-        session_id = self.sessions.id_in(cookies_of(scope))
-        request = _HttpRequest(self, session_id, scope, body, receive, send)
+        request = _HttpRequest(self, scope, body, receive, send)
         await send_answer(send, *await self._answer(endpoint, arguments, request))
 
     async def _answer(self, endpoint: Endpoint, arguments: dict[str, Any], request: "_Request") -> Answer:
         """Call the endpoint; whatever it does becomes an answer."""
-        cookie = ("set-cookie", self.sessions.set_cookie(request.session_id))
+        run = None
+        if self._runs is not None and endpoint is self._run_endpoint:
+            run = self._runs.begin(request.cookies())
         try:
+            if request.ended is not None:
+                raise request.ended
             if endpoint.request_parameter is not None:
                 arguments[endpoint.request_parameter] = request.build()
             carrier = endpoint.carrier(arguments)
             value = await endpoint.invoke(arguments)
             if isinstance(value, Response):
                 self.failures.add_cause(value.headers, value.status_code)
-                return await request.send(value, cookie)
+                return await request.send(value)
             if carrier is None:
-                return endpoint.status, [_JSON, cookie], request.encode(endpoint, value)
+                return endpoint.status, [_JSON, request.cookie()], request.encode(endpoint, value)
             status = carrier.status_code or endpoint.status
             body = endpoint.encode(value, status)
             self.failures.add_cause(carrier.headers, status)
-            return status, [_JSON, *carrier.headers.items(), cookie], body
+            return status, [_JSON, *carrier.headers.items(), request.cookie()], body
         except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes an answer
-            response = await self.failures.respond_to(error, request.build())
-            return await request.send(response, cookie)
+            return await request.send(await self.failures.respond_to(error, request.build()))
         finally:
             request.close()
+            if run is not None:
+                await run.end()
 
 
 class _Request:
     """A request whose object is only built, and its session only opened, if somebody wants it."""
 
-    __slots__ = ("_server", "_session", "session_id")
+    __slots__ = ("_server", "_session", "ended", "session_id")
 
-    def __init__(self, server: HostedServer, session_id: str | None) -> None:
+    def __init__(self, server: HostedServer, cookie: "str | Morsel[str] | None", path: str) -> None:
         sessions = server.sessions
         self._server = server
-        self.session_id = sessions.identify(session_id)
+        self.session_id = sessions.identify(cookie, path)
+        self.ended = sessions.ended(self.session_id)
         # One with content is in use from here on, so that it is not dropped meanwhile.
         self._session = sessions.open(self.session_id) if sessions.holds(self.session_id) else None
 
     def close(self) -> None:
         if self._session is not None:
             self._server.sessions.close(self._session)
+
+    def cookie(self) -> tuple[str, str]:
+        """The header that carries the session, as it is now."""
+        return "set-cookie", self._server.sessions.set_cookie(self.session_id, self._session)
+
+    def cookies(self) -> Mapping[str, str]:
+        """All cookies that came with it."""
+        raise NotImplementedError  # each transport has its own
 
     def encode(self, endpoint: Endpoint, value: Any) -> bytes:
         """The body of the answer."""
@@ -204,8 +238,9 @@ class _Request:
     def _receive(self) -> Receive:
         raise NotImplementedError  # each transport has its own
 
-    async def send(self, response: Response, cookie: tuple[str, str]) -> Answer:
+    async def send(self, response: Response) -> Answer:
         """A response object as what it sends; its background task runs too, and cannot spoil the answer."""
+        cookie = self.cookie()
         if is_plain(response):
             return response.status_code, [*headers_of(response), cookie], bytes(response.body)
         return await self._send_itself(response, cookie)
@@ -219,8 +254,8 @@ class _LocalRequest(_Request):
 
     __slots__ = ("_call", "answer")
 
-    def __init__(self, server: HostedServer, session_id: str | None, call: Call) -> None:
-        super().__init__(server, session_id)
+    def __init__(self, server: HostedServer, call: Call) -> None:
+        super().__init__(server, call.cookies.get(server.sessions.cookie_name), call.path)
         self._call = call
         self.answer: DataAnswer | None = None
         """Where the caller gets data without a body."""
@@ -230,6 +265,10 @@ class _LocalRequest(_Request):
             return super().encode(endpoint, value)
         self.answer = DataAnswer(endpoint, value, endpoint.shape_data(value))
         return b""
+
+    def cookies(self) -> Mapping[str, str]:
+        cookies = self._call.cookies
+        return {name: one if isinstance(one, str) else one.value for name, one in cookies.items()}
 
     def _scope(self) -> Scope:
         return local_scope(self._call, self._server.app, self._server.state)
@@ -251,17 +290,19 @@ class _HttpRequest(_Request):
     def __init__(
         self,
         server: HostedServer,
-        session_id: str | None,
         scope: Scope,
         body: bytes,
         receive: Receive,
         send: Send,
     ) -> None:
-        super().__init__(server, session_id)
+        super().__init__(server, server.sessions.cookie_in(cookies_of(scope)), scope["path"])
         self._http_scope = scope
         self._body = body
         self._receive_more = receive
         self._pass_on = send
+
+    def cookies(self) -> Mapping[str, str]:
+        return parse_cookies(cookies_of(self._http_scope))
 
     def _scope(self) -> Scope:
         return self._http_scope
@@ -280,5 +321,9 @@ class _HttpRequest(_Request):
         return 0, [], b""
 
 
-def _session_id(cookie: "str | Morsel[str] | None") -> str | None:
-    return cookie if cookie is None or isinstance(cookie, str) else cookie.value
+def _check_reserved(name: str, app: FastAPI) -> None:
+    if any(getattr(route, "path", None) == CLOSE_SESSION_PATH for route in app.routes):
+        raise ComponentError(
+            f"{name}: the route {CLOSE_SESSION_PATH} is reserved. To free what a session holds, define "
+            "`async def close_session(self, session_id: str)` on the server; rename a tool of that name"
+        )

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
-from nemo_gym.client import ServerClient, session_cookie_name
+from nemo_gym.client import ServerClient
 from nemo_gym.config import (
     GymConfig,
     ServerInstance,
@@ -22,9 +22,12 @@ from nemo_gym.config import (
 )
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
-from nemo_gym.errors import NeMoGymError
+from nemo_gym.errors import ComponentError, NeMoGymError
 from nemo_gym.servers.hosted import HostedServer
-from nemo_gym.servers.sessions import SessionStore, add_sessions
+from nemo_gym.servers.run_sessions import RunSessions
+from nemo_gym.servers.session_middleware import add_sessions
+from nemo_gym.servers.sessions import SessionStore
+from nemo_gym.session_cookies import session_cookie_name
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,32 @@ class SimpleServer(BaseServer):
         return session_cookie_name(self.config.name)
 
     def setup_session_middleware(self, app: FastAPI) -> None:
-        """Give every caller of the application a session of its own."""
+        """Give every caller of the application a session of its own.
+
+        `close_session(session_id)`, if the server defines it, is called when a session ends.
+        """
         hosting = current_hosting.get()
         worker = hosting.worker if hosting is not None else None
-        add_sessions(app, SessionStore(self.get_session_middleware_key(), worker=worker))
+        store = SessionStore(
+            self.get_session_middleware_key(), worker=worker, close_session=self._close_session_hook()
+        )
+        add_sessions(app, store, self._run_sessions())
+
+    def _close_session_hook(self) -> Callable[[str], Any] | None:
+        hook = getattr(self, "close_session", None)
+        if hook is None:
+            return None
+        try:
+            inspect.signature(hook).bind("")
+        except TypeError as error:
+            raise ComponentError(
+                f"{type(self).__name__}.close_session must take one argument, the session id: {error}"
+            ) from error
+        return cast(Callable[[str], Any], hook)
+
+    def _run_sessions(self) -> RunSessions | None:
+        """What closes the sessions that the server's runs received; None if it does not play rollouts."""
+        return None
 
     @classmethod
     def run_webserver(cls) -> FastAPI | None:

@@ -1,38 +1,44 @@
-"""Sessions: one dictionary for each caller, kept on the server and found by the id in a cookie.
+"""Sessions: one dictionary per caller, kept on the server and found by the id in a cookie.
 
-Invariant: two callers never see each other's session, and what an endpoint writes into its session is
-there on the caller's next request. A session that holds nothing but its id costs no memory once the
-request is over: the id alone brings it back.
+Invariants: two callers never see each other's session. What an endpoint writes into its session is there on
+the caller's next request. A session in use is never dropped. One that was dropped or closed does not come
+back empty: its id is refused. A session that holds nothing but its id costs no memory between requests.
+Exception: a server that defines `close_session` keeps every session that an endpoint asked for until it ends.
 """
 
+import asyncio
+import inspect
 import logging
-import re
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.cookies import Morsel
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.concurrency import run_in_threadpool
 
-from nemo_gym.servers.asgi import adding_header, cookies_of
+from nemo_gym.activity import current_activity
+from nemo_gym.failures import FailureKind
+from nemo_gym.session_cookies import SEED_SESSION_PATH, parse_session_cookie, session_cookie_value
 from nemo_gym.types import SESSION_ID_KEY
 from nemo_gym.undocumented.starlette_internals import parse_cookies
 
 logger = logging.getLogger(__name__)
 
-_SESSION_ID = re.compile(r"(?:\d+w)?[0-9a-f]{32}")
-
 
 class Session(dict[str, Any]):
     """What `request.session` gives. The id stays even if an endpoint clears the dictionary."""
 
-    __slots__ = ("id", "requests")
+    __slots__ = ("id", "requests", "unused")
 
     def __init__(self, session_id: str) -> None:
         super().__init__({SESSION_ID_KEY: session_id})
         self.id = session_id
         self.requests = 0
         """How many requests use it right now."""
+        self.unused: asyncio.Event | None = None
+        """Set when no request uses it any more; exists if something waits for that."""
 
     @property
     def is_bare(self) -> bool:
@@ -40,23 +46,82 @@ class Session(dict[str, Any]):
         return len(self) == (SESSION_ID_KEY in self)
 
 
-class SessionStore:
-    """The sessions of one server. Every `open` has its `close`."""
+class SessionEndedError(Exception):
+    """A request came with the id of a session that has ended. Another attempt begins another session."""
 
-    def __init__(self, cookie_name: str, *, worker: int | None = None, capacity: int = 65_536) -> None:
+    kind = FailureKind.INFRASTRUCTURE
+
+
+@dataclass(frozen=True)
+class SessionPolicy:
+    """How much one server remembers."""
+
+    capacity: int = 65_536
+    """Unused sessions that are kept; beyond it the longest unused is dropped."""
+    evicted_ids: int = 65_536
+    """Ids of dropped sessions that are refused later. As many as sessions, about 200 bytes each."""
+    closed_ids: int = 8_192
+    """Ids of closed sessions that are refused later. Late requests come soon or not at all."""
+    shutdown_s: float = 5.0
+    """Time for the `close_session` of the sessions that are open when the server shuts down."""
+
+
+class _RecentIds(OrderedDict[str, None]):
+    """The last ids that were added."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def add(self, session_id: str) -> None:
+        self[session_id] = None
+        if len(self) > self._limit:
+            self.popitem(last=False)
+
+
+class SessionStore:
+    """The sessions of one server. Every `open` has its `close`; `end` ends a session for good."""
+
+    def __init__(
+        self,
+        cookie_name: str,
+        *,
+        worker: int | None = None,
+        policy: SessionPolicy | None = None,
+        close_session: Callable[[str], Any] | None = None,
+    ) -> None:
         self.cookie_name = cookie_name
+        self.log_error: Callable[[Exception], None] = self._log_error
+        """Called with what `close_session` raises."""
+        self._policy = policy or SessionPolicy()
         self._prefix = "" if worker is None else f"{worker}w"
+        self._close_session = close_session
         self._warned = False
-        self._capacity = capacity
-        """Sessions with content that are kept; beyond it the longest unused goes."""
         self._in_use: dict[str, Session] = {}
         self._kept: OrderedDict[str, Session] = OrderedDict()
+        """Those that no request uses, the longest unused first."""
+        self._evicted = _RecentIds(self._policy.evicted_ids)
+        self._closed = _RecentIds(self._policy.closed_ids)
+        self._ending: dict[str, asyncio.Task[None]] = {}
 
-    def identify(self, session_id: str | None) -> str:
-        """The id that a request came with; a new one where there is none or not one of ours."""
-        if session_id and _SESSION_ID.fullmatch(session_id):
-            return session_id
-        return self._prefix + secrets.token_hex(16)
+    def identify(self, cookie: "str | Morsel[str] | None", path: str = "") -> str:
+        """The session id of a request: the one in its cookie; a new one if there is none or not one of ours.
+
+        Seeding begins a session: it gets a new id if the one it came with has ended.
+        """
+        parsed = parse_session_cookie(cookie)
+        if parsed is None or (path == SEED_SESSION_PATH and self.ended(parsed.session_id)):
+            return self._prefix + secrets.token_hex(16)
+        return parsed.session_id
+
+    def ended(self, session_id: str) -> SessionEndedError | None:
+        """Why a request with that id is refused; None if it is not."""
+        if session_id in self._closed:
+            return SessionEndedError(f"session {session_id} is closed")
+        if session_id in self._evicted:
+            limit = self._policy.capacity
+            return SessionEndedError(f"session {session_id} was dropped: over {limit} unused ones were open")
+        return None
 
     def holds(self, session_id: str) -> bool:
         """Whether there is more to the session than its id."""
@@ -67,68 +132,99 @@ class SessionStore:
         session_id = self.identify(session_id)
         session = self._in_use.get(session_id)
         if session is None:
-            session = self._kept.get(session_id)
-        if session is None:
-            session = Session(session_id)
+            session = self._kept.pop(session_id, None) or Session(session_id)
+            self._in_use[session_id] = session
         session.setdefault(SESSION_ID_KEY, session_id)
-        self._in_use[session_id] = session
         session.requests += 1
         return session
 
     def close(self, session: Session) -> None:
-        """A request is over: a session with content outlives it."""
+        """A request is over: a session that is to be kept outlives it."""
         session.requests -= 1
-        if not session.requests:
-            self._in_use.pop(session.id, None)
-        if session.is_bare:
-            self._kept.pop(session.id, None)
+        if session.requests:
+            return
+        self._in_use.pop(session.id, None)
+        if session.unused is not None:
+            session.unused.set()
+        if not self._is_kept(session) or self.ended(session.id):
             return
         self._kept[session.id] = session
-        self._kept.move_to_end(session.id)
-        if len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
-            if not self._warned:
-                logger.warning("%s: %d sessions hold data; the oldest go", self.cookie_name, self._capacity)
-                self._warned = True
+        if len(self._kept) > self._policy.capacity:
+            self._evict()
 
-    def set_cookie(self, session_id: str) -> str:
-        """The value of the Set-Cookie header, which stands on every answer."""
-        return f"{self.cookie_name}={session_id}; Path=/; HttpOnly; SameSite=lax"
+    async def end(self, session_id: str) -> None:
+        """End a session once the requests that use it are over; nothing to do if there is none."""
+        ending = self._ending.get(session_id)
+        if ending is None and self.ended(session_id) is None:
+            ending = self._start_ending(session_id)
+        if ending is not None:  # goes on if the caller does not wait for it
+            await asyncio.shield(ending)
 
-    def id_in(self, cookie_header: str) -> str | None:
-        """The session id in a Cookie header."""
+    async def end_all(self) -> None:
+        """The server shuts down: end every session that `close_session` has to see."""
+        if self._close_session is not None:
+            for session_id in [*self._kept, *self._in_use]:
+                self._start_ending(session_id)
+        if self._ending:
+            await asyncio.wait(self._ending.values(), timeout=self._policy.shutdown_s)
+
+    def set_cookie(self, session_id: str, session: Session | None) -> str:
+        """The value of the Set-Cookie header, which is on every response."""
+        value = session_cookie_value(session_id, is_kept=session is not None and self._is_kept(session))
+        return f"{self.cookie_name}={value}; Path=/; HttpOnly; SameSite=lax"
+
+    def cookie_in(self, cookie_header: str) -> str | None:
+        """The value of this server's session cookie in a Cookie header."""
         if self.cookie_name not in cookie_header:
             return None
         return parse_cookies(cookie_header).get(self.cookie_name)
 
+    def _is_kept(self, session: Session) -> bool:
+        return self._close_session is not None or not session.is_bare
 
-class SessionMiddleware:
-    """Gives requests that go through the ASGI application their session."""
+    def _evict(self) -> None:
+        session_id, _ = self._kept.popitem(last=False)
+        self._evicted.add(session_id)
+        if self._close_session is not None:
+            self._create_ending(session_id, None)
+        if not self._warned:
+            logger.warning(
+                "%s: more than %d unused sessions are open; the longest unused are dropped",
+                self.cookie_name,
+                self._policy.capacity,
+            )
+            self._warned = True
 
-    def __init__(self, app: ASGIApp, store: SessionStore) -> None:
-        self.app = app
-        self.store = store
+    def _start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
+        """From here on the id is refused."""
+        session = self._in_use.get(session_id)
+        is_known = session is not None or self._kept.pop(session_id, None) is not None
+        self._closed.add(session_id)
+        if session is None and (self._close_session is None or not is_known):
+            return None
+        return self._create_ending(session_id, session)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
+    def _create_ending(self, session_id: str, session: Session | None) -> "asyncio.Task[None]":
+        """A task of its own: `close_session` is not cancelled with the request that asked for it."""
+        ending = asyncio.create_task(self._finish(session_id, session))
+        self._ending[session_id] = ending
+        ending.add_done_callback(lambda _: self._ending.pop(session_id, None))
+        return ending
+
+    async def _finish(self, session_id: str, session: Session | None) -> None:
+        current_activity.set(None)  # not part of the rollout any more
+        if session is not None and session.requests:
+            session.unused = asyncio.Event()
+            await session.unused.wait()
+        if self._close_session is None:
             return
-        session = self.store.open(self.store.id_in(cookies_of(scope)))
-        scope["session"] = session
-        cookie = self.store.set_cookie(session.id)
         try:
-            await self.app(scope, receive, adding_header(send, "set-cookie", cookie))
-        finally:
-            self.store.close(session)
+            if inspect.iscoroutinefunction(self._close_session):
+                await self._close_session(session_id)
+            else:
+                await run_in_threadpool(self._close_session, session_id)
+        except Exception as error:  # the boundary to an environment's own code
+            self.log_error(error)
 
-
-def add_sessions(app: FastAPI, store: SessionStore) -> None:
-    """Give every caller of the application a session of its own."""
-    app.add_middleware(SessionMiddleware, store=store)
-    app.state.nemo_gym_sessions = store
-
-
-def sessions_of(app: FastAPI) -> SessionStore | None:
-    """The store that `add_sessions` gave to the application."""
-    store = getattr(app.state, "nemo_gym_sessions", None)
-    return store if isinstance(store, SessionStore) else None
+    def _log_error(self, error: Exception) -> None:
+        logger.error("%s: close_session failed", self.cookie_name, exc_info=error)

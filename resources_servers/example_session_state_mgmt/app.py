@@ -1,4 +1,4 @@
-"""A counter for each session: what one rollout counts, no other rollout sees."""
+"""One counter per session: what one rollout counts, no other rollout sees."""
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, Field
@@ -15,9 +15,7 @@ from nemo_gym.server_utils import SESSION_ID_KEY
 
 
 class ExampleSessionStateMgmtConfig(BaseResourcesServerConfig):
-    max_sessions: int = Field(default=65_536, ge=1)
-    """Counters kept at once. Verification forgets a session's; rollouts that failed before it leave theirs,
-    and beyond this number the oldest go."""
+    """Nothing beyond the base."""
 
 
 class CounterSeedSessionRequest(BaseSeedSessionRequest):
@@ -39,13 +37,13 @@ class CounterVerifyRequest(BaseVerifyRequest):
 class CounterVerifyResponse(BaseVerifyResponse):
     expected_count: int
     final_count: int | None
-    """None where the session has no counter: it never began, or was verified before."""
+    """None if the session has no counter."""
 
 
 class ExampleSessionStateMgmtServer(SimpleResourcesServer):
     config: ExampleSessionStateMgmtConfig
     counters: dict[str, int] = Field(default_factory=dict)
-    """Session id → count, oldest session first."""
+    """Session id → count."""
 
     def setup_webserver(self) -> FastAPI:
         app = super().setup_webserver()
@@ -56,28 +54,24 @@ class ExampleSessionStateMgmtServer(SimpleResourcesServer):
     async def seed_session(
         self, request: Request, body: CounterSeedSessionRequest
     ) -> BaseSeedSessionResponse:
-        session_id = request.session[SESSION_ID_KEY]
-        self.counters.pop(session_id, None)
-        self._set_counter(session_id, body.initial_count)
+        self.counters[request.session[SESSION_ID_KEY]] = body.initial_count
         return BaseSeedSessionResponse()
+
+    async def close_session(self, session_id: str) -> None:
+        self.counters.pop(session_id, None)
 
     async def increment_counter(self, request: Request, body: IncrementCounterRequest) -> CounterResponse:
         session_id = request.session[SESSION_ID_KEY]
-        self._set_counter(session_id, self.counters.get(session_id, 0) + body.count)
+        self.counters[session_id] = self.counters.get(session_id, 0) + body.count
         return CounterResponse(count=self.counters[session_id])
 
     async def get_counter_value(self, request: Request) -> CounterResponse:
         return CounterResponse(count=self.counters.get(request.session[SESSION_ID_KEY], 0))
 
     async def verify(self, request: Request, body: CounterVerifyRequest) -> CounterVerifyResponse:
-        final_count = self.counters.pop(request.session[SESSION_ID_KEY], None)
+        final_count = self.counters.get(request.session[SESSION_ID_KEY])
         score = {"reward": float(final_count == body.expected_count), "final_count": final_count}
         return CounterVerifyResponse.model_validate(dict(body) | score)
-
-    def _set_counter(self, session_id: str, count: int) -> None:
-        self.counters[session_id] = count
-        if len(self.counters) > self.config.max_sessions:
-            del self.counters[next(iter(self.counters))]
 
 
 if __name__ == "__main__":

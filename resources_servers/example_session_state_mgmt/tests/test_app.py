@@ -15,10 +15,8 @@ from resources_servers.example_session_state_mgmt.app import (
 EXAMPLES = Path(__file__).parents[1] / "data" / "example.jsonl"
 
 
-def counter_server(**settings: Any) -> ExampleSessionStateMgmtServer:
-    config = ExampleSessionStateMgmtConfig(
-        host="0.0.0.0", port=8080, entrypoint="", name="counter", **settings
-    )
+def counter_server() -> ExampleSessionStateMgmtServer:
+    config = ExampleSessionStateMgmtConfig(host="0.0.0.0", port=8080, entrypoint="", name="counter")
     return ExampleSessionStateMgmtServer(config=config, server_client=MagicMock(spec=ServerClient))
 
 
@@ -100,30 +98,19 @@ def test_seeding_again_begins_anew() -> None:
     asyncio.run(episode())
 
 
-def test_verification_forgets_the_session() -> None:
+def test_closing_a_session_removes_its_counter() -> None:
     async def episode() -> None:
         server = counter_server()
-        caller = Caller(client_of(server))
+        client = client_of(server)
+        caller, other = Caller(client), Caller(client)
         await caller.seed(3)
-        assert len(server.counters) == 1
+        await other.seed(4)
         assert await caller.verify(3) == (1.0, 3)
-        assert server.counters == {}
-        assert await caller.verify(3) == (0.0, None)
+        closed = await client.post("counter", "/close_session", cookies=caller.cookies)
+        assert closed.status == 204
+        assert list(server.counters.values()) == [4]
 
     asyncio.run(episode())
-
-
-def test_rollouts_that_are_never_verified_leave_a_bounded_number_of_counters() -> None:
-    async def episodes() -> None:
-        server = counter_server(max_sessions=3)
-        client = client_of(server)
-        callers = [Caller(client) for _ in range(10)]
-        for start, caller in enumerate(callers):
-            await caller.seed(start)
-        assert list(server.counters.values()) == [7, 8, 9]
-        assert await callers[9].verify(9) == (1.0, 9)
-
-    asyncio.run(episodes())
 
 
 def test_unseeded_session_counts_from_zero() -> None:

@@ -15,7 +15,8 @@ from nemo_gym.http import ClientResponse
 from nemo_gym.servers.activities import Activities
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import Startup, uvicorn_config
-from nemo_gym.servers.sessions import SessionStore, add_sessions
+from nemo_gym.servers.session_middleware import add_sessions
+from nemo_gym.servers.sessions import SessionStore
 
 
 def new_app(name: str = "it", **options: Any) -> FastAPI:

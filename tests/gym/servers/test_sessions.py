@@ -9,7 +9,7 @@ from nemo_gym.client import ServerClient
 from nemo_gym.http import ClientResponse
 from nemo_gym.server_utils import SESSION_ID_KEY
 from nemo_gym.servers.hosted import HostedServer
-from nemo_gym.servers.sessions import SessionStore
+from nemo_gym.servers.sessions import SessionPolicy, SessionStore
 from tests.gym.servers.serving import local_client, new_app
 
 ID = "0123456789abcdef" * 2
@@ -45,7 +45,7 @@ def note_app() -> FastAPI:
 
 
 class Caller:
-    """A caller who sends back the cookies he is given."""
+    """A caller that sends back the cookies it is given."""
 
     def __init__(self, client: ServerClient) -> None:
         self.client = client
@@ -93,7 +93,7 @@ def test_session_that_an_endpoint_clears_keeps_its_id() -> None:
     assert after == {SESSION_ID_KEY: before[SESSION_ID_KEY]}
 
 
-def test_cookie_stands_on_every_answer() -> None:
+def test_cookie_is_on_every_response() -> None:
     app = note_app()
 
     async def fail(body: dict[str, Any]) -> None:
@@ -191,27 +191,50 @@ def test_session_that_loses_its_content_costs_no_memory_any_more() -> None:
     assert stored(store) == 0
 
 
-def test_beyond_the_capacity_the_longest_unused_session_goes() -> None:
-    store = SessionStore("c", capacity=2)
-    for number in (1, 2):
-        session = store.open(f"{number:032x}")
-        session["n"] = number
-        store.close(session)
-    store.close(store.open(f"{1:032x}"))  # used again: the other one is the older now
-    third = store.open(f"{3:032x}")
-    third["n"] = 3
-    store.close(third)
-    assert [store.open(f"{number:032x}").get("n") for number in (1, 2, 3)] == [1, None, 3]
+def put(store: SessionStore, number: int) -> str:
+    """A request that leaves content in a session; gives its id."""
+    session = store.open(f"{number:032x}")
+    session["n"] = number
+    store.close(session)
+    return session.id
+
+
+def test_beyond_the_capacity_the_longest_unused_session_is_dropped() -> None:
+    store = SessionStore("c", policy=SessionPolicy(capacity=2))
+    first, second = put(store, 1), put(store, 2)
+    store.close(store.open(first))  # used again: the other one is the longest unused now
+    third = put(store, 3)
+    assert [store.holds(session_id) for session_id in (first, second, third)] == [True, False, True]
+
+
+def test_dropped_session_is_refused_instead_of_coming_back_empty() -> None:
+    store = SessionStore("c", policy=SessionPolicy(capacity=1))
+    first, second = put(store, 1), put(store, 2)
+    assert "was dropped" in str(store.ended(first))
+    assert store.ended(second) is None
+
+
+def test_ids_of_ended_sessions_are_remembered_up_to_a_bound() -> None:
+    store = SessionStore("c", policy=SessionPolicy(capacity=1, evicted_ids=2, closed_ids=2))
+    evicted = [put(store, number) for number in range(5)][:-1]
+    assert [store.ended(session_id) is not None for session_id in evicted] == [False, False, True, True]
+
+    async def close_all() -> None:
+        for session_id in (closed := [f"{number:032x}" for number in range(10, 14)]):
+            await store.end(session_id)
+        assert [store.ended(session_id) is not None for session_id in closed] == [False, False, True, True]
+
+    asyncio.run(close_all())
 
 
 def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
-    store = SessionStore("c", capacity=1)
+    store = SessionStore("c", policy=SessionPolicy(capacity=1))
     held = store.open(ID)
     held["a"] = 1
-    for _ in range(3):
-        other = store.open(None)
-        other["b"] = 1
-        store.close(other)
+    store.close(store.open(ID))  # a second request of the same session is over already
+    for number in range(3):
+        put(store, number)
+    assert store.ended(ID) is None
     assert store.open(ID) is held
 
 
@@ -223,8 +246,8 @@ def test_worker_marks_the_sessions_it_begins_and_takes_those_of_others() -> None
 
 def test_cookie_of_another_server_is_not_taken_for_its_own() -> None:
     store = SessionStore("ng_session_a")
-    assert store.id_in(f"ng_session_ab={ID}") is None
-    assert store.id_in(f"x=1; ng_session_a={ID}; y=2") == ID
+    assert store.cookie_in(f"ng_session_ab={ID}") is None
+    assert store.cookie_in(f"x=1; ng_session_a={ID}; y=2") == ID
 
 
 def test_request_of_an_endpoint_that_wants_no_session_opens_none() -> None:

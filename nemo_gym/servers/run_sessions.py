@@ -1,0 +1,91 @@
+"""The end of an agent's run: the sessions that began in it are closed on their servers.
+
+Closing never changes the run's result or error and delays it by `timeout_s` at most. A server goes on closing
+a session after that.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from nemo_gym.activity import current_activity
+from nemo_gym.session_cookies import (
+    CLOSE_SESSION_PATH,
+    ReceivedSession,
+    ReceivedSessions,
+    current_sessions,
+)
+
+logger = logging.getLogger(__name__)
+
+RUN_PATH = "/run"
+_NO_ROUTE = (404, 405)
+
+
+class RunSessions:
+    """Closes the sessions of one agent's runs."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._without_route: set[str] = set()
+        """Servers that have no such route: they are not asked again."""
+        self._warned: set[str] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def begin(self, cookies: Mapping[str, str]) -> "Run":
+        """A run starts, with the cookies of its request."""
+        return Run(self, cookies)
+
+    def start_closing(self, sessions: Iterable[ReceivedSession]) -> "asyncio.Task[None]":
+        """In a task of its own, which goes on if the run is cancelled."""
+        task = asyncio.create_task(self._close_all(list(sessions)))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    async def _close_all(self, sessions: list[ReceivedSession]) -> None:
+        current_activity.set(None)  # the rollout's deadlines are not for this
+        await asyncio.gather(*map(self._close, sessions))
+
+    async def _close(self, session: ReceivedSession) -> None:
+        name = session.server_name
+        if name in self._without_route:
+            return
+        try:
+            response = await session.client.post(
+                name,
+                CLOSE_SESSION_PATH,
+                cookies={session.cookie_name: session.cookie_value},
+                timeout=self.timeout_s,
+            )
+        except Exception as error:  # the boundary: a session that cannot be closed must not fail its rollout
+            self._warn(name, str(error))
+            return
+        if response.status in _NO_ROUTE:
+            self._without_route.add(name)
+        elif not response.ok:
+            self._warn(name, f"{response.status} {(await response.text())[:200]}")
+
+    def _warn(self, server_name: str, reason: str) -> None:
+        level = logging.DEBUG if server_name in self._warned else logging.WARNING
+        self._warned.add(server_name)
+        logger.log(level, "%s: a session could not be closed: %s", server_name, reason)
+
+
+class Run:
+    """One run, from its request to its end. The code in between is the one that `current_sessions` is for."""
+
+    def __init__(self, closer: RunSessions, cookies: Mapping[str, str]) -> None:
+        self._closer = closer
+        self._received = ReceivedSessions(cookies)
+        self._token = current_sessions.set(self._received)
+
+    async def end(self) -> None:
+        """Close the sessions; wait for it only if the run was not cancelled."""
+        current_sessions.reset(self._token)
+        if not self._received.kept:
+            return
+        closing = self._closer.start_closing(self._received.kept.values())
+        running = asyncio.current_task()
+        if running is None or not running.cancelling():
+            await asyncio.wait({closing}, timeout=self._closer.timeout_s)

@@ -1,0 +1,105 @@
+"""Sessions of requests that go through the ASGI application."""
+
+from http.cookies import Morsel
+from typing import NamedTuple
+
+from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.servers.asgi import cookies_of, send_answer
+from nemo_gym.servers.run_sessions import RUN_PATH, Run, RunSessions
+from nemo_gym.servers.sessions import SessionStore
+from nemo_gym.session_cookies import CLOSE_SESSION_PATH, parse_session_cookie
+from nemo_gym.undocumented.starlette_internals import parse_cookies
+
+
+class SessionMiddleware:
+    """Gives requests their session and serves `POST /close_session`."""
+
+    def __init__(self, app: ASGIApp, store: SessionStore, runs: RunSessions | None = None) -> None:
+        self.app = app
+        self.store = store
+        self.runs = runs
+        """For agents: closes the sessions that their runs received."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self.app(scope, self._closing_on_shutdown(receive), send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cookies = cookies_of(scope)
+        cookie = self.store.cookie_in(cookies)
+        if is_close_session(scope["method"], scope["path"]):
+            await close_session(self.store, cookie)
+            await send_answer(send, 204, [], b"")
+            return
+        session_id = self.store.identify(cookie, scope["path"])
+        if ended := self.store.ended(session_id):
+            raise ended
+        session = self.store.open(session_id)
+        scope["session"] = session
+
+        async def send_with_cookie(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                header = self.store.set_cookie(session.id, session)
+                MutableHeaders(scope=message).append("set-cookie", header)
+            await send(message)
+
+        run: Run | None = None
+        if self.runs is not None and is_run(scope["method"], scope["path"]):
+            run = self.runs.begin(parse_cookies(cookies))
+        try:
+            await self.app(scope, receive, send_with_cookie)
+        finally:
+            self.store.close(session)
+            if run is not None:
+                await run.end()
+
+    def _closing_on_shutdown(self, receive: Receive) -> Receive:
+        """Sessions that are open at shutdown end before the application's own shutdown begins."""
+
+        async def receive_and_close() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self.store.end_all()
+            return message
+
+        return receive_and_close
+
+
+class AppSessions(NamedTuple):
+    """What `add_sessions` gave to an application."""
+
+    store: SessionStore
+    runs: RunSessions | None
+
+
+def add_sessions(app: FastAPI, store: SessionStore, runs: RunSessions | None = None) -> None:
+    """Give every caller of the application a session of its own."""
+    app.add_middleware(SessionMiddleware, store=store, runs=runs)
+    app.state.nemo_gym_sessions = AppSessions(store, runs)
+
+
+def sessions_of(app: FastAPI) -> AppSessions | None:
+    sessions = getattr(app.state, "nemo_gym_sessions", None)
+    return sessions if isinstance(sessions, AppSessions) else None
+
+
+def is_close_session(method: str, path: str) -> bool:
+    return path == CLOSE_SESSION_PATH and method == "POST"
+
+
+def is_run(method: str, path: str) -> bool:
+    return path == RUN_PATH and method == "POST"
+
+
+async def close_session(store: SessionStore, cookie: "str | Morsel[str] | None") -> None:
+    """End the session that a request to `/close_session` came with."""
+    parsed = parse_session_cookie(cookie)
+    if parsed is not None:
+        await store.end(parsed.session_id)

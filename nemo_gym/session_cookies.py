@@ -1,0 +1,103 @@
+"""Session cookies: their names, their values, and those that a run of an agent received.
+
+The value is the session's id, followed by `k` while the server keeps something for the session. The mark is
+part of the value so that it survives every agent that passes cookies along by name and value. A server that
+keeps nothing needs no `close_session` call.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http.cookies import Morsel
+from typing import Any, NamedTuple, Protocol
+
+CLOSE_SESSION_PATH = "/close_session"
+"""Reserved on every server with sessions: ends the session in the request's cookie; 204 also without one."""
+SEED_SESSION_PATH = "/seed_session"
+
+_PREFIX = "ng_session_"
+_KEPT = "k"
+_NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
+_VALUE = re.compile(r"((?:(\d+)w)?[0-9a-f]{32})(k?)")
+
+
+def session_cookie_name(server_name: str) -> str:
+    """The cookie that carries a server's session: one per instance, so that one jar serves a rollout."""
+    plain = _NOT_IN_A_COOKIE_NAME.sub("_", server_name)
+    if plain != server_name:
+        plain = f"{plain}.{sha256(server_name.encode()).hexdigest()[:8]}"
+    return f"{_PREFIX}{plain}"
+
+
+class SessionCookie(NamedTuple):
+    """What the value of a session cookie says."""
+
+    session_id: str
+    worker: int | None
+    """The worker that holds the session; None if the server has only one."""
+    is_kept: bool
+    """Whether the server keeps something for the session, so that it has to be closed."""
+
+
+def parse_session_cookie(cookie: "str | Morsel[str] | None") -> SessionCookie | None:
+    """None for a value that no server of ours has set."""
+    value = cookie.value if isinstance(cookie, Morsel) else cookie
+    found = _VALUE.fullmatch(value) if value else None
+    if found is None:
+        return None
+    session_id, worker, mark = found.groups()
+    return SessionCookie(session_id, None if worker is None else int(worker), bool(mark))
+
+
+def session_cookie_value(session_id: str, *, is_kept: bool) -> str:
+    return session_id + _KEPT if is_kept else session_id
+
+
+class Poster(Protocol):
+    """The client that a session's cookie came through."""
+
+    async def post(self, server_name: str, url_path: str, **kwargs: Any) -> Any: ...
+
+    def server_of_cookie(self, cookie_name: str) -> str | None: ...
+
+
+class ReceivedSession(NamedTuple):
+    """A session that a server keeps for a run."""
+
+    client: Poster
+    server_name: str
+    cookie_name: str
+    cookie_value: str
+
+
+@dataclass
+class ReceivedSessions:
+    """The sessions that began in one run of an agent and that a server keeps something for."""
+
+    brought: Mapping[str, str]
+    """The cookies of the request that started the run: these sessions belong to its caller."""
+    kept: dict[str, ReceivedSession] = field(default_factory=dict)
+    """By session id."""
+
+    def note(self, client: Poster, headers: Sequence[tuple[str, str]]) -> None:
+        """Take note of the session cookies among the headers of a response."""
+        for name, header in headers:
+            if header.startswith(_PREFIX) and name.lower() == "set-cookie":
+                cookie_name, _, value = header.partition(";")[0].partition("=")
+                if value.endswith(_KEPT):
+                    self._note_kept(client, cookie_name, value)
+
+    def _note_kept(self, client: Poster, cookie_name: str, value: str) -> None:
+        cookie = parse_session_cookie(value)
+        if cookie is None or cookie.session_id in self.kept:
+            return
+        brought = parse_session_cookie(self.brought.get(cookie_name))
+        server_name = client.server_of_cookie(cookie_name)
+        if server_name is not None and (brought is None or brought.session_id != cookie.session_id):
+            self.kept[cookie.session_id] = ReceivedSession(client, server_name, cookie_name, value)
+
+
+current_sessions: ContextVar[ReceivedSessions | None] = ContextVar("current_sessions", default=None)
+"""Those of the run whose own code is running; None inside the servers that it calls."""

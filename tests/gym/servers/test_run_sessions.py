@@ -1,0 +1,333 @@
+"""A run of an agent closes the sessions that began in it, on every transport and however it ends."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from fastapi import FastAPI, Request, Response
+from pydantic import Field
+
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig,
+    BaseSeedSessionRequest,
+    BaseSeedSessionResponse,
+    SimpleResourcesServer,
+)
+from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
+from nemo_gym.client import ServerClient
+from nemo_gym.server_utils import SESSION_ID_KEY
+from nemo_gym.servers.hosted import HostedServer
+from tests.gym.servers.serving import new_app, served, served_config
+from tests.support.commands import wait_until
+
+BLOCK = {"host": "127.0.0.1", "port": 1, "entrypoint": ""}
+
+
+class Rooms(SimpleResourcesServer):
+    """One room per session, and a note in the session itself."""
+
+    config: BaseResourcesServerConfig
+    rooms: dict[str, str] = Field(default_factory=dict)
+    closed: list[str] = Field(default_factory=list)
+    closing_s: float = 0.0
+
+    def setup_webserver(self) -> FastAPI:
+        app = super().setup_webserver()
+        app.post("/wait")(self.wait)
+        return app
+
+    async def seed_session(self, request: Request, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
+        self.rooms[request.session[SESSION_ID_KEY]] = "open"
+        return BaseSeedSessionResponse()
+
+    async def wait(self, body: dict[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    async def verify(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        return {"reward": float(request.session[SESSION_ID_KEY] in self.rooms)}
+
+    async def close_session(self, session_id: str) -> None:
+        await asyncio.sleep(self.closing_s)
+        del self.rooms[session_id]
+        self.closed.append(session_id)
+
+
+class Walker(SimpleResponsesAPIAgent):
+    """Seeds `env`, calls itself, does what the row says, verifies. Hands cookies from call to call."""
+
+    config: BaseResponsesAPIAgentConfig
+
+    async def responses(self, request: Request, response: Response, body: dict[str, Any]) -> dict[str, Any]:
+        cookies = dict(request.cookies)
+        if body.get("seeds"):
+            seeded = await self.server_client.post("env", "/seed_session", json={}, cookies=cookies)
+            cookies.update({name: morsel.value for name, morsel in seeded.cookies.items()})
+        for name, value in cookies.items():
+            response.set_cookie(name, value)
+        return {}
+
+    async def run(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        cookies: dict[str, Any] = dict(request.cookies)
+        if not body.get("seeds"):
+            cookies.update((await self.server_client.post("env", "/seed_session", json={})).cookies)
+        played = await self.server_client.post("agent", "/v1/responses", json=body, cookies=cookies)
+        cookies = dict(played.cookies)
+        if body.get("fails"):
+            raise RuntimeError("lost")
+        if body.get("waits"):
+            await self.server_client.post("env", "/wait", json={}, cookies=cookies)
+        verified = await self.server_client.post("env", "/verify", json=body, cookies=cookies)
+        verified.raise_for_status()
+        return dict(await verified.json())
+
+
+class World:
+    """An agent and its environment, in this process or each behind HTTP."""
+
+    def __init__(self, env: FastAPI | None = None, agent: type[Walker] = Walker, **timeouts: float) -> None:
+        self.rooms = Rooms(
+            config=BaseResourcesServerConfig(name="env", **BLOCK),
+            server_client=MagicMock(spec=ServerClient),
+        )
+        self._env = env
+        self._agent = agent
+        self._settings = {"close_session_timeout_s": 5.0, **timeouts}
+
+    def hosted(self, client: ServerClient) -> dict[str, HostedServer]:
+        config = BaseResponsesAPIAgentConfig(name="agent", **BLOCK, **self._settings)
+        agent = self._agent(config=config, server_client=client)
+        env = self._env or self.rooms.setup_webserver()
+        return {"env": HostedServer("env", env), "agent": HostedServer("agent", agent.setup_webserver())}
+
+    @asynccontextmanager
+    async def open(self, transport: str) -> AsyncIterator[ServerClient]:
+        local: dict[str, HostedServer] = {}
+        values: dict[str, Any] = {}
+        client = ServerClient(
+            global_config_dict=values, local_servers=local if transport == "embedded" else {}
+        )
+        servers = self.hosted(client)
+        with ExitStack() as serving:
+            if transport == "embedded":
+                local.update(servers)
+            else:
+                for name, server in servers.items():
+                    values.update(served_config(name, serving.enter_context(served(server))))
+            yield client
+
+
+@pytest.fixture(params=["embedded", "http"])
+def transport(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+@pytest.mark.parametrize("seeds", [False, True], ids=["in the run", "in its own /v1/responses"])
+def test_sessions_are_closed_after_a_successful_run(transport: str, seeds: bool) -> None:
+    world = World()
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            done = await client.post("agent", "/run", json={"seeds": seeds})
+            assert await done.json() == {"reward": 1.0}
+            assert (len(world.rooms.closed), world.rooms.rooms) == (1, {})
+
+    asyncio.run(run())
+
+
+def test_sessions_are_closed_after_a_failed_run_and_the_error_is_the_runs(transport: str) -> None:
+    world = World()
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            done = await client.post("agent", "/run", json={"fails": True})
+            assert (done.status, await done.json()) == (500, "RuntimeError('lost')")
+            assert (len(world.rooms.closed), world.rooms.rooms) == (1, {})
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    assert await asyncio.to_thread(wait_until, lambda: bool(condition()), 10)
+
+
+def test_sessions_are_closed_after_a_cancelled_run() -> None:
+    world = World()
+
+    async def run() -> None:
+        async with world.open("embedded") as client:
+            running = asyncio.create_task(client.post("agent", "/run", json={"waits": True}))
+            await until(lambda: world.rooms.rooms)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await until(lambda: world.rooms.closed)
+
+    asyncio.run(run())
+
+
+def test_cancelled_run_does_not_wait_for_its_sessions_to_close() -> None:
+    world = World()
+    world.rooms.closing_s = 3600.0
+
+    async def run() -> None:
+        async with world.open("embedded") as client:
+            with pytest.raises(Exception, match=r"agent.*/run"):
+                await client.post("agent", "/run", json={"waits": True}, timeout=0.2)
+            assert world.rooms.rooms
+
+    asyncio.run(run())
+
+
+def test_slow_closing_delays_a_run_by_the_timeout_only_and_goes_on(transport: str) -> None:
+    world = World(close_session_timeout_s=0.05)
+    world.rooms.closing_s = 0.5
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            done = await client.post("agent", "/run", json={})
+            assert await done.json() == {"reward": 1.0}
+            assert world.rooms.closed == []
+            await until(lambda: world.rooms.closed)
+
+    asyncio.run(run())
+
+
+def test_session_that_the_caller_brought_is_left_to_the_caller(transport: str) -> None:
+    world = World()
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            seeded = await client.post("env", "/seed_session", json={})
+            done = await client.post("agent", "/run", json={"seeds": True}, cookies=seeded.cookies)
+            assert await done.json() == {"reward": 1.0}
+            assert world.rooms.closed == []
+
+    asyncio.run(run())
+
+
+class WithAppOfItsOwn(Walker):
+    """An agent that builds its application without the base class, with a middleware of its own."""
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.post("/v1/responses")(self.responses)
+        app.post("/run")(self.run)
+
+        @app.middleware("http")
+        async def pass_on(request: Request, call_next: Any) -> Any:
+            return await call_next(request)
+
+        return app
+
+
+@pytest.mark.parametrize("row", [{}, {"fails": True}])
+def test_agent_with_an_application_of_its_own_closes_too(transport: str, row: dict[str, Any]) -> None:
+    world = World(agent=WithAppOfItsOwn)
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            await client.post("agent", "/run", json=row)
+            await until(lambda: world.rooms.closed)
+
+    asyncio.run(run())
+    assert world.rooms.rooms == {}
+
+
+def foreign_env(status: int, calls: list[str]) -> FastAPI:
+    """An environment of another implementation, whose cookie looks as if it kept a session."""
+    app = FastAPI()
+
+    async def anything(request: Request, response: Response, path: str) -> Any:
+        calls.append(path)
+        response.set_cookie("ng_session_env", "0" * 32 + "k")
+        if path == "close_session":
+            return Response("no", status)
+        return {"reward": 1.0}
+
+    app.post("/{path}")(anything)
+    return app
+
+
+def test_server_without_the_route_is_asked_once_and_skipped_then(
+    transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+    world = World(env=foreign_env(404, calls))
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            for _ in range(3):
+                assert await (await client.post("agent", "/run", json={})).json() == {"reward": 1.0}
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert calls.count("verify") == 3
+    assert calls.count("close_session") == 1
+    assert not caplog.records
+
+
+def test_failed_closing_never_changes_the_result_and_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls: list[str] = []
+    world = World(env=foreign_env(500, calls))
+
+    async def run() -> None:
+        async with world.open("embedded") as client:
+            for _ in range(3):
+                assert await (await client.post("agent", "/run", json={})).json() == {"reward": 1.0}
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert calls.count("close_session") == 3
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["env: a session could not be closed: 500 no"]
+
+
+def test_server_that_keeps_nothing_is_not_called(transport: str) -> None:
+    paths: list[str] = []
+    app = new_app("env")
+
+    async def anything(path: str) -> dict[str, float]:
+        paths.append(path)
+        return {"reward": 1.0}
+
+    app.post("/{path}")(anything)
+    world = World(env=app)
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            assert await (await client.post("agent", "/run", json={})).json() == {"reward": 1.0}
+
+    asyncio.run(run())
+    assert paths == ["seed_session", "verify"]
+
+
+def test_session_that_holds_content_is_closed_without_a_close_session_of_the_environment() -> None:
+    app = new_app("env")
+
+    async def note(request: Request, body: dict[str, Any]) -> dict[str, float]:
+        request.session["note"] = 1
+        return {"reward": 1.0}
+
+    app.post("/seed_session")(note)
+    app.post("/verify")(note)
+    hosted: list[HostedServer] = []
+
+    class Kept(World):
+        def hosted(self, client: ServerClient) -> dict[str, HostedServer]:
+            servers = super().hosted(client)
+            hosted.append(servers["env"])
+            return servers
+
+    async def run() -> None:
+        async with Kept(env=app).open("embedded") as client:
+            assert await (await client.post("agent", "/run", json={})).json() == {"reward": 1.0}
+
+    asyncio.run(run())
+    assert not hosted[0].sessions._kept
