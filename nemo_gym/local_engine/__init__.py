@@ -1,4 +1,4 @@
-"""A real LLM on this machine: its weights, the process that runs it, and generations token by token."""
+"""A real LLM on this machine: its weights, the engine process, and generations with token ids."""
 
 from nemo_gym.local_engine.engine import EngineError, LocalEngine
 from nemo_gym.local_engine.engine_settings import EngineSettings

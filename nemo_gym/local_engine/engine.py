@@ -1,7 +1,7 @@
-"""The engine as its owner sees it: started, asked, given other weights, stopped.
+"""The engine: start it, call it, load other weights into it, stop it.
 
-Invariant: a generation comes from the same weights from its first token to its last, and none is lost when
-they are changed. When `stop` is over, no process of the engine is left.
+Invariant: a generation uses the same weights from its first token to its last, and no generation is lost when
+the weights change. After `stop`, no process of the engine remains.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """`start`, then `ask`, in the end `stop`."""
+    """Call `start` first, then `call` any number of times, and `stop` at the end."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.slots = asyncio.Semaphore(settings.slots)
-        """To be held while the engine generates."""
+        """Held during a generation."""
         self._serving = Serving(settings)
         self._earlier_deaths = 0
         self._uses = Uses()
@@ -36,17 +36,17 @@ class LocalEngine:
         self._changes: set[asyncio.Task[None]] = set()
         self._one_change = asyncio.Lock()
         self._may_begin = asyncio.Event()
-        """Unset while other weights are loaded: who comes then gets those."""
+        """Cleared while other weights are loaded: requests that arrive then wait and use the new weights."""
         self._may_begin.set()
 
     @property
     def settings(self) -> EngineSettings:
-        """Of the weights that serve the caller: those in use, else those that would be."""
+        """Settings of the weights that the caller uses or, outside `same_weights`, would use."""
         return self._served_by.settings
 
     @property
     def token_bytes(self) -> dict[int, bytes]:
-        """What each token stands for; filled when it is first needed."""
+        """The bytes of each token id; filled when first needed."""
         return self._served_by.token_bytes
 
     @property
@@ -62,11 +62,11 @@ class LocalEngine:
         await self._serving.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Let those who use the engine finish for so long, then end the process."""
+        """Wait at most `drain_s` for running requests, then end the process."""
         self._is_stopping = True
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._uses.over()
+                await self._uses.wait_until_unused()
         changes = set(self._changes)
         for change in changes:
             change.cancel()
@@ -75,7 +75,7 @@ class LocalEngine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """What is done within is let finish when the engine is stopped; nothing new may begin by then."""
+        """`stop` waits for code inside this block; while the engine is being stopped, none may enter it."""
         if self._is_stopping and not self._uses:
             raise EngineError("", "the engine is being stopped")
         with self._uses.counted():
@@ -83,7 +83,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def same_weights(self) -> AsyncIterator[None]:
-        """What is asked within is answered by the same weights, also when others are loaded meanwhile."""
+        """All calls inside this block use the same weights, even if others are loaded meanwhile."""
         with self.in_use():
             if (serving := self._bound) is None:
                 await self._may_begin.wait()
@@ -95,27 +95,27 @@ class LocalEngine:
                 finally:
                     _BOUND.reset(token)
 
-    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The engine's answer; its refusal is an EndpointError, its death an EngineError."""
+    async def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The engine's response. An error status raises EndpointError, a dead engine EngineError."""
         async with self.same_weights():
-            return await self._served_by.ask(path, body)
+            return await self._served_by.call(path, body)
 
     async def vocabulary_size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens in the vocabulary."""
         async with self.same_weights():
             return await self._served_by.vocabulary_size()
 
     async def reload(self, model_path: Path, weight_version: int | None = None) -> None:
-        """Serve other weights of the same model; over when nothing runs on the old ones any more.
+        """Serve other weights of the same model; returns when nothing uses the old ones any more.
 
-        Generations that run are finished by the old ones; those that come, or wait for a slot, begin when the
-        new ones are loaded. Where they cannot be, that is a ConfigError, and the old ones stay in service.
+        Running generations finish with the old weights. Those that arrive or wait for a slot begin when the
+        new weights are loaded. If loading fails, ConfigError is raised and the old weights stay in use.
         """
         settings = replace(self._serving.settings, model_path=model_path, weight_version=weight_version)
         change = asyncio.create_task(self._change(settings))
         self._changes.add(change)
         change.add_done_callback(self._changes.discard)
-        await asyncio.shield(change)  # once begun it is completed, whether or not anybody waits for it
+        await asyncio.shield(change)  # the change is completed even if the caller is cancelled
 
     async def _change(self, settings: EngineSettings) -> None:
         async with self._one_change:
@@ -142,16 +142,16 @@ class LocalEngine:
         return new
 
     async def _check_vocabulary(self, new: Serving) -> None:
-        """Callers have ids of the old weights' tokens, which must mean the same."""
+        """Callers hold token ids of the old weights; these must mean the same with the new ones."""
         old = self._serving
         try:
             old_size = await old.vocabulary_size()
-        except EngineError:  # given up: nothing to compare with
+        except EngineError:  # the old engine has failed for good: there is nothing to compare with
             return
         new_size = await new.vocabulary_size()
         if new_size != old_size:
             raise ConfigError(
-                f"{new.settings.model_path} has {new_size} tokens, and {old.settings.model_path} {old_size}; "
+                f"{new.settings.model_path} has {new_size} tokens, {old.settings.model_path} has {old_size}; "
                 "only weights of the same model can be loaded into a running engine"
             )
 
@@ -161,7 +161,7 @@ class LocalEngine:
 
     @property
     def _bound(self) -> Serving | None:
-        """The weights that the running code uses already."""
+        """The weights that the current task already uses, inside `same_weights`."""
         bound = _BOUND.get()
         return bound[1] if bound is not None and bound[0] is self else None
 

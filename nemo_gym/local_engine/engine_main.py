@@ -1,9 +1,9 @@
-"""The engine's own process: llama.cpp behind HTTP on loopback, until its standard input ends.
+"""The engine process: llama.cpp behind HTTP on loopback, until its standard input ends.
 
-Started by `nemo_gym.local_engine.engine`, never by hand. The first line of the input is its settings, as
-JSON; one line of the output says where it listens, or why it cannot. When the input ends, the process that
-started it wants it gone or is gone itself, and it leaves at once: the engine hangs when it is torn down while
-it generates, and whoever stops it has waited for that before.
+Started by `nemo_gym.local_engine.engine_process`, never by hand. The first line of the input is the settings,
+as JSON; one line of the output is the address, or the error. The input ends when the parent process has died
+or wants this one to stop; the parent first waits for running generations. Then this process exits at once,
+without cleanup: the engine hangs if it is destroyed while it generates.
 """
 
 import json
@@ -16,32 +16,32 @@ from nemo_gym.extras import load_extra
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the engine's own code prints is a log
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # llama.cpp's own prints go to the log
     settings: dict[str, Any] = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         server = _start(settings)
-    except Exception as error:  # the boundary to the engine: told to whoever waits
-        _say(answers, {"error": str(error) or type(error).__name__})
+    except Exception as error:  # the boundary to the engine: reported to the parent process
+        _send(output, {"error": str(error) or type(error).__name__})
         os._exit(1)
-    _say(answers, {"address": server.listening_address})
+    _send(output, {"address": server.listening_address})
     threading.Event().wait()
 
 
-def _say(answers: IO[str], answer: dict[str, str]) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+def _send(output: IO[str], message: dict[str, str]) -> None:
+    output.write(json.dumps(message) + "\n")
+    output.flush()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     while os.read(0, 4096):
         pass
     os._exit(0)
 
 
 def _start(settings: dict[str, Any]) -> Any:
-    os.putenv("OMP_WAIT_POLICY", "passive")  # threads that wait must not take the cores from the rest
+    os.putenv("OMP_WAIT_POLICY", "passive")  # waiting threads must not occupy the cores
     xllamacpp = load_extra("xllamacpp", "local", "local_model")
     params = xllamacpp.CommonParams()
     params.model.path = settings["model_path"]
@@ -52,15 +52,15 @@ def _start(settings: dict[str, Any]) -> Any:
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [settings["api_key"]]
-    # A generation holds one of these for as long as it takes; renderings must not wait behind them.
+    # Each generation occupies one thread; rendering and tokenising must not wait for them.
     params.n_threads_http = 2 * settings["slots"] + 4
     params.use_jinja = True
-    params.prefill_assistant = False  # a conversation that ends with the model's turn is rendered as it is
-    params.ctx_shift = False  # a full context ends a generation instead of forgetting its beginning
-    params.cache_ram_mib = 256  # prompts of slots that went to others; the engine's own default is 8 GB
+    params.prefill_assistant = False  # a last assistant message is rendered like any other, not continued
+    params.ctx_shift = False  # a full context ends the generation instead of dropping its beginning
+    params.cache_ram_mib = 256  # prompt cache; the engine's default is 8 GB
     params.ui = False
     params.warmup = False
-    params.verbosity = 1  # errors alone
+    params.verbosity = 1  # errors only
     if settings["chat_template"] is not None:
         params.chat_template = settings["chat_template"]
     return xllamacpp.Server(params)

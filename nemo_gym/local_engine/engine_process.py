@@ -1,4 +1,4 @@
-"""One process of the engine: started once, listened to, ended."""
+"""One engine process: started once, its log read, ended."""
 
 import asyncio
 import json
@@ -11,20 +11,20 @@ from pathlib import Path
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine.engine_settings import EngineSettings
 
-_NOTICED_S = 2.0
-"""Within which the end of a process whose connection broke is noticed."""
-_ENDED_S = 2.0
-"""For a process that was told to leave."""
+_DEATH_CHECK_S = 2.0
+"""How long to wait for the end of the process after a connection to it broke."""
+_EXIT_S = 2.0
+"""How long to wait for the process to exit before it is killed."""
 _SHOWN_LINES = 8
 _RUN_CHILD = (
     f"import runpy; runpy.run_path({str(Path(__file__).with_name('engine_main.py'))!r}, "
     "run_name='nemo_gym.local_engine.engine_main')['main']()"
 )
-"""Run as a file: importing it would load the rest of its package, which takes longer than the weights."""
+"""Run as a file: importing the module would load its whole package, which takes longer than the weights."""
 
 
 class EngineProcess:
-    """`start`, then `address` and `headers` to ask it; `end` in any case."""
+    """Call `start`, then send requests to `address` with `headers`; always call `end`."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.address = ""
@@ -40,43 +40,43 @@ class EngineProcess:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Start it and wait until it has loaded the weights; raises a ConfigError where it cannot."""
+        """Start it and wait until it has loaded the weights; raises ConfigError if it cannot."""
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-c", _RUN_CHILD),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is its owner's business
+            start_new_session=True,  # Ctrl-C in the terminal goes to the owner only
         )
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._log = asyncio.create_task(self._read_log(process.stderr))
-        process.stdin.write(self._told())
+        process.stdin.write(self._settings_line())
         try:
             await self._wait_loaded(process, process.stdout)
         except BaseException:
             await self.end()
             raise
 
-    async def _wait_loaded(self, process: asyncio.subprocess.Process, told: asyncio.StreamReader) -> None:
+    async def _wait_loaded(self, process: asyncio.subprocess.Process, output: asyncio.StreamReader) -> None:
         settings = self._settings
         try:
             async with asyncio.timeout(settings.startup_s):
-                line = await told.readline()
+                line = await output.readline()
         except TimeoutError:
             raise ConfigError(
-                f"the engine has not loaded {settings.model_path} in {settings.startup_s:g} s"
+                f"the engine has not loaded {settings.model_path} within {settings.startup_s:g} s"
             ) from None
-        answer: dict[str, str] = json.loads(line) if line.strip() else {}
-        if "address" not in answer:
+        message: dict[str, str] = json.loads(line) if line.strip() else {}
+        if "address" not in message:
             code = await process.wait()
             await asyncio.wait({self._log} if self._log is not None else set(), timeout=1.0)
-            reason = answer.get("error", "").rstrip(".") or f"it ended with exit code {code}"
-            raise ConfigError(f"the engine cannot run {settings.model_path}: {reason}. {self.last_words()}")
-        self.address = answer["address"]
+            reason = message.get("error", "").rstrip(".") or f"it ended with exit code {code}"
+            raise ConfigError(f"the engine cannot run {settings.model_path}: {reason}. {self.last_output()}")
+        self.address = message["address"]
 
-    def _told(self) -> bytes:
+    def _settings_line(self) -> bytes:
         settings = self._settings
-        told = {
+        sent = {
             "model_path": str(settings.model_path),
             "chat_template": settings.chat_template,
             "slots": settings.slots,
@@ -85,28 +85,28 @@ class EngineProcess:
             "prompt_threads": settings.prompt_threads,
             "api_key": self._api_key,
         }
-        return json.dumps(told).encode() + b"\n"
+        return json.dumps(sent).encode() + b"\n"
 
     async def ended(self) -> int:
-        """Wait for its end; gives the exit code."""
+        """Wait until it has ended; returns the exit code."""
         assert self._process is not None
         return await self._process.wait()
 
     async def has_died(self) -> bool:
-        """Whether it is gone, where a connection to it broke."""
+        """Whether it has ended; to be called after a connection to it broke."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_NOTICED_S):
+            async with asyncio.timeout(_DEATH_CHECK_S):
                 await self.ended()
         return self._process is not None and self._process.returncode is not None
 
     async def end(self) -> None:
-        """Tell it to leave, and make it if it does not."""
+        """Ask it to exit, and kill it if it does not."""
         process = self._process
         if process is not None and process.returncode is None:
             if process.stdin is not None:
                 process.stdin.close()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_ENDED_S):
+                async with asyncio.timeout(_EXIT_S):
                     await process.wait()
             if process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -115,15 +115,15 @@ class EngineProcess:
         if self._log is not None:
             self._log.cancel()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         lines = [line for line in self._last_lines if line][-_SHOWN_LINES:]
-        return "It said: " + " | ".join(lines) if lines else "It said nothing."
+        return "Its last output: " + " | ".join(lines) if lines else "It printed nothing."
 
     async def _read_log(self, log: asyncio.StreamReader) -> None:
         while True:
             try:
                 line = await log.readline()
-            except ValueError:  # longer than any line of a log; what is left of it is another line
+            except ValueError:  # the line is too long; the rest of it is read as another line
                 continue
             if not line:
                 return

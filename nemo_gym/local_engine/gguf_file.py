@@ -1,6 +1,6 @@
-"""The head of a GGUF file: its metadata, and where its tensors are.
+"""Reads the header of a GGUF file: its metadata and the positions of its tensors.
 
-Invariant: a file that is cut off or is no GGUF is one ValueError, however wild the lengths that it names.
+Invariant: a file that is truncated, corrupt or not a GGUF file raises ValueError, whatever lengths are in it.
 Tensor data is never read here.
 """
 
@@ -16,7 +16,7 @@ _VERSIONS = (2, 3)
 _ALIGNMENT = "general.alignment"
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of metadata that have a fixed size."""
+"""Metadata types of fixed size, with their struct formats."""
 
 
 @dataclass(frozen=True)
@@ -25,30 +25,30 @@ class TensorPlace:
 
     name: str
     shape: tuple[int, ...]
-    """Rows first, as torch has it; the format itself has it the other way round."""
+    """Rows first, as in torch; the file has the opposite order."""
     kind: int
-    """How its numbers are written, by ggml's number for that."""
+    """The ggml number of its data type."""
     offset: int
-    """From the beginning of the file."""
+    """From the start of the file."""
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What the head of a file says."""
+    """The header of a file."""
 
     path: Path
     metadata: dict[str, Any]
-    """Strings that are no UTF-8, as tokens may be, keep their bytes as surrogates."""
+    """Strings that are not UTF-8 (tokens may be such) keep their bytes as surrogates."""
     entries: bytes
-    """The metadata as it stands in the file."""
+    """The metadata as raw bytes of the file."""
     entry_count: int
     tensors: list[TensorPlace]
     alignment: int
-    """Of the tensors, in bytes."""
+    """Alignment of the tensors, in bytes."""
 
 
 def read_gguf_file(path: Path) -> GgufFile:
-    """The head of a file; a ValueError says why it cannot be read, an OSError that it is not there."""
+    """The header of a file. ValueError: the file cannot be parsed; OSError: it cannot be opened."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).head(path)
@@ -57,7 +57,7 @@ def read_gguf_file(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Goes through the head from its beginning."""
+    """Reads the header from its start."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -65,10 +65,10 @@ class _Reader:
 
     def head(self, path: Path) -> GgufFile:
         if self._take(4) != _MAGIC:
-            raise ValueError("it is no GGUF file")
+            raise ValueError("it does not begin with GGUF")
         (version,) = self._unpack("I", 1)
         if version not in _VERSIONS:
-            raise ValueError(f"it has version {version}, and only 2 and 3 (little-endian) can be read")
+            raise ValueError(f"version {version} is not supported, only 2 and 3 (little-endian)")
         tensor_count, entry_count = self._unpack("Q", 2)
         begin = self._at
         metadata = dict(self._entry() for _ in range(entry_count))
@@ -104,7 +104,7 @@ class _Reader:
 
     def _format(self, kind: int) -> str:
         if kind not in _FORMATS:
-            raise ValueError(f"it has metadata of the unknown type {kind}")
+            raise ValueError(f"its metadata has the unknown type {kind}")
         return _FORMATS[kind]
 
     def _string(self) -> str:
@@ -116,6 +116,6 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise ValueError("it ends in the middle of its head")
+            raise ValueError("it ends within its header")
         taken, self._at = self._data[self._at : end], end
         return taken

@@ -1,4 +1,4 @@
-"""The prompt of a conversation, as ids: what was sampled is replayed, what is new is rendered."""
+"""The prompt of a conversation as token ids: known ids are replayed, the rest is rendered and tokenised."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,50 +13,53 @@ _TOKENS = {"parse_special": True, "add_special": False}
 
 
 class ReplayError(ValueError):
-    """A history whose tokens are known and that cannot be continued with them."""
+    """A history with known token ids that cannot be replayed."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What the engine's chat template renders."""
+    """The input of the engine's chat template."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
     template_kwargs: dict[str, Any]
 
     async def prompt(self, engine: LocalEngine, eos_token_id: int | None) -> list[int]:
-        """The ids to continue."""
-        whole = await self._rendered(engine, self.messages, is_to_continue=True)
+        """The token ids of the prompt."""
+        whole = await self._rendered(engine, self.messages, add_generation_prompt=True)
         turn = newest_known_turn(self.messages)
         if turn is None:
             return whole
-        up_to_turn = await self._rendered(engine, self.messages[: turn.position + 1], is_to_continue=False)
+        up_to_turn = await self._rendered(
+            engine, self.messages[: turn.position + 1], add_generation_prompt=False
+        )
         try:
             return replayed_prompt(turn.seen, up_to_turn, whole, eos_token_id)
         except AssertionError as error:
             raise ReplayError(str(error)) from error
 
     async def _rendered(
-        self, engine: LocalEngine, messages: Sequence[Message], *, is_to_continue: bool
+        self, engine: LocalEngine, messages: Sequence[Message], *, add_generation_prompt: bool
     ) -> list[int]:
         body: dict[str, Any] = {"messages": [without_tokens(message) for message in messages]}
-        body["add_generation_prompt"] = is_to_continue
+        body["add_generation_prompt"] = add_generation_prompt
         if self.tools:
             body["tools"] = self.tools
         if self.template_kwargs:
             body["chat_template_kwargs"] = self.template_kwargs
-        text = (await engine.ask("/apply-template", body))["prompt"]
-        tokens: list[int] = (await engine.ask("/tokenize", {"content": text, **_TOKENS}))["tokens"]
+        text = (await engine.call("/apply-template", body))["prompt"]
+        tokens: list[int] = (await engine.call("/tokenize", {"content": text, **_TOKENS}))["tokens"]
         return tokens
 
 
 async def only_token(engine: LocalEngine, text: str) -> int | None:
-    """The token that a text is, such as a special one; None where it is not one."""
-    tokens: list[int] = (await engine.ask("/tokenize", {"content": text, **_TOKENS}))["tokens"]
+    """The token of a text that is a single token, such as a special one; None if it is not."""
+    tokens: list[int] = (await engine.call("/tokenize", {"content": text, **_TOKENS}))["tokens"]
     return tokens[0] if len(tokens) == 1 else None
 
 
 async def ends_turns_with(engine: LocalEngine, token: int | None) -> bool:
-    """Whether the chat template ends the model's turns with a token; replay relies on it."""
-    spoken = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    return token in await Conversation(spoken, [], {})._rendered(engine, spoken, is_to_continue=False)
+    """Whether the chat template ends assistant turns with `token`; replay relies on it."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rendered = await Conversation(messages, [], {})._rendered(engine, messages, add_generation_prompt=False)
+    return token in rendered

@@ -1,7 +1,7 @@
-"""One file of weights in service: its process is started, asked, started again when it dies, stopped.
+"""Serves one file of weights: starts its process, calls it, restarts it when it dies, stops it.
 
-Invariant: when `stop` is over, or the process that owns the engine is, the engine's process is gone too; and
-nobody waits for an engine that will not come.
+Invariant: after `stop`, or when the owner's process ends, the engine's process has ended too. No caller waits
+for an engine that will not be started again.
 """
 
 import asyncio
@@ -21,29 +21,29 @@ from nemo_gym.local_engine.uses import Uses
 logger = logging.getLogger(__name__)
 
 _TRIES = 2
-"""Of a call during which the engine dies: the first may have been another one's fault."""
-_NO_ANSWER = (aiohttp.ClientError, OSError)
+"""How many times a call is made if the engine dies: another call may have caused the first death."""
+_CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
 
 
 class EngineError(ServerUnreachableError):
-    """The engine is not there, or died while it was asked."""
+    """The engine is not running, or died during a call."""
 
 
 class Serving:
-    """`start`, then `ask`, in the end `stop`."""
+    """Call `start` first, then `call` any number of times, and `stop` at the end."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.uses = Uses()
         self.deaths = 0
         self.token_bytes: dict[int, bytes] = {}
-        """What each token stands for; filled when it is first needed."""
+        """The bytes of each token id; filled when first needed."""
         self._process = EngineProcess(settings)
         self._recent_deaths: deque[float] = deque()
         self._running = asyncio.Event()
-        """Whether there is one to ask; also set when there never will be again."""
-        self._is_over: str | None = None
-        """Why there never will be."""
+        """Set while the process can be called; also set when it will not be started again."""
+        self._end_reason: str | None = None
+        """Why the process will not be started again."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -57,70 +57,71 @@ class Serving:
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        """End the process, whoever uses it."""
+        """End the process, even if it is in use."""
         self._end("the engine is being stopped")
-        if self._watching is not None:  # first: it may be starting another one
+        if self._watching is not None:  # first, because it may be starting another process
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._process.end()
 
     async def stop_unused(self) -> None:
-        """End the process when all who use it have finished, however long that takes."""
+        """Wait until the process is not in use, however long that takes, then end it."""
         try:
-            await self.uses.over()
+            await self.uses.wait_until_unused()
         finally:
             await self.stop()
 
-    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The engine's answer; its refusal is an EndpointError, its death an EngineError."""
-        response = await self._ask(path, body)
+    async def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The engine's response. An error status raises EndpointError, a dead engine EngineError."""
+        response = await self._request(path, body)
         if not response.ok:
             raise EndpointError(response)
-        answer: dict[str, Any] = await response.json()
-        return answer
+        content: dict[str, Any] = await response.json()
+        return content
 
     async def vocabulary_size(self) -> int:
-        """How many tokens there are."""
-        models = await self.ask("/v1/models", {})
+        """The number of tokens in the vocabulary."""
+        models = await self.call("/v1/models", {})
         size: int = models["data"][0]["meta"]["n_vocab"]
         return size
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> ClientResponse:
+    async def _request(self, path: str, body: dict[str, Any]) -> ClientResponse:
         for _ in range(_TRIES):
             await self._running.wait()
-            if self._is_over is not None:
-                raise EngineError("", self._is_over)
+            if self._end_reason is not None:
+                raise EngineError("", self._end_reason)
             process = self._process
             url, method = process.address + path, "POST" if body else "GET"
             try:
                 return await request(method, url, json=body or None, headers=process.headers)
-            except _NO_ANSWER as error:
+            except _CONNECTION_ERRORS as error:
                 if not await process.has_died():
-                    raise EngineError("", f"the engine broke off: {error!r}") from error
-                if self._process is process and self._is_over is None:
-                    self._running.clear()  # whoever watches it may not have heard yet
-        raise EngineError("", f"the engine died {_TRIES} times at this request. {self._process.last_words()}")
+                    raise EngineError("", f"the connection to the engine broke: {error!r}") from error
+                if self._process is process and self._end_reason is None:
+                    self._running.clear()  # _watch may not have noticed the death yet
+        last_output = self._process.last_output()
+        raise EngineError("", f"the engine died {_TRIES} times during this request. {last_output}")
 
     async def _watch(self) -> None:
-        """Start the engine again each time it dies, within its budget."""
+        """Start the engine again each time it dies, up to the limit."""
         while True:
             code = await self._process.ended()
             self._running.clear()
             self.deaths += 1
-            last_words = self._process.last_words()
-            logger.warning("the engine died (exit code %s). %s", code, last_words)
+            last_output = self._process.last_output()
+            logger.warning("the engine died (exit code %s). %s", code, last_output)
             if not self._may_restart():
-                self._give_up(f"the engine died too often, the last time with exit code {code}", last_words)
+                self._give_up(f"the engine died too often, the last time with exit code {code}", last_output)
                 return
             try:
                 process = EngineProcess(self.settings)
                 await process.start()
             except (ConfigError, OSError, ValueError) as error:
-                self._give_up(f"the engine died and cannot be started again: {error}", last_words)
+                self._give_up(f"the engine died and cannot be started again: {error}", last_output)
                 return
             self._process = process
             self._running.set()
-            logger.warning("the engine runs again")
+            logger.warning("the engine has been started again")
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
@@ -129,15 +130,15 @@ class Serving:
             self._recent_deaths.popleft()
         return len(self._recent_deaths) <= self.settings.max_restarts
 
-    def _give_up(self, reason: str, last_words: str) -> None:
+    def _give_up(self, reason: str, last_output: str) -> None:
         settings = self.settings
         self._end(
             f"{reason}; it is started again at most {settings.max_restarts} times in "
-            f"{settings.restart_window_s:g} s (max_restarts, restart_window_s). {last_words}"
+            f"{settings.restart_window_s:g} s (max_restarts, restart_window_s). {last_output}"
         )
-        logger.error("%s", self._is_over)
+        logger.error("%s", self._end_reason)
 
     def _end(self, reason: str) -> None:
-        """Whoever waits for the engine is told that it does not come."""
-        self._is_over = self._is_over or reason
+        """Fail all callers that wait for the engine, now and later."""
+        self._end_reason = self._end_reason or reason
         self._running.set()

@@ -1,4 +1,4 @@
-"""How many use something, and when nobody does any more."""
+"""Counts the users of something; the end of the last use can be awaited."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 
 class Uses:
-    """`counted` around each use."""
+    """Each use runs inside `counted`. True while there is at least one."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
+        self._unused = asyncio.Event()
+        self._unused.set()
 
     def __bool__(self) -> bool:
         return self._count > 0
@@ -19,14 +19,13 @@ class Uses:
     @contextmanager
     def counted(self) -> Iterator[None]:
         self._count += 1
-        self._none.clear()
+        self._unused.clear()
         try:
             yield
         finally:
             self._count -= 1
             if not self._count:
-                self._none.set()
+                self._unused.set()
 
-    async def over(self) -> None:
-        """Wait until there is none."""
-        await self._none.wait()
+    async def wait_until_unused(self) -> None:
+        await self._unused.wait()

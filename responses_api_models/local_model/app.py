@@ -1,4 +1,4 @@
-"""A real LLM on this machine as a model server: llama.cpp in a process of its own, looked after here."""
+"""A model server for a real LLM on this machine: it supervises llama.cpp in a child process."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -21,23 +21,22 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import RequestFormatError, VLLMConverter
-from responses_api_models.local_model.chat_completion import Wanted, completion, no_room, tell_of_long_prompts
+from responses_api_models.local_model import chat_completion, weight_updates
 from responses_api_models.local_model.config import LocalModelConfig
 from responses_api_models.local_model.constraints import constraints_of, offered_tools
 from responses_api_models.local_model.grammars import Grammars
 from responses_api_models.local_model.messages import checked_messages
-from responses_api_models.local_model.refit import LoadWeights, load_weights, stamped, with_stamp
 from responses_api_models.local_model.request_parameters import BadParameterError, sampling_of
 
 DRAIN_S = 3.0
-"""For generations that still run when the server stops."""
+"""How long generations may still run when the server stops."""
 
 
 class LocalModel(SimpleResponsesAPIModel):
     config: LocalModelConfig
 
     _eos_token_id: int | None = PrivateAttr(default=None)
-    _knows_tools: bool = PrivateAttr(default=False)
+    _supports_tools: bool = PrivateAttr(default=False)
     _vocabulary: int = PrivateAttr(default=0)
     _grammars: Grammars = PrivateAttr(default_factory=Grammars)
 
@@ -50,32 +49,32 @@ class LocalModel(SimpleResponsesAPIModel):
         return True
 
     def setup_webserver(self) -> FastAPI:
-        self.engine  # noqa: B018 - built now: a file that is not there is told before anything is started
+        self.engine  # noqa: B018 - built now: a missing file is reported before anything is started
         app = super().setup_webserver()
-        app.router.lifespan_context = self._running
+        app.router.lifespan_context = self._lifespan
         app.post("/load_weights")(self.load_weights)
         return app
 
     @asynccontextmanager
-    async def _running(self, app: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         await self.engine.start()
         try:
-            await self._look_at_model()
+            await self._inspect_model()
             yield
         finally:
             await self.engine.stop(DRAIN_S)
 
-    async def _look_at_model(self) -> None:
+    async def _inspect_model(self) -> None:
         engine, config = self.engine, self.config
-        properties = await engine.ask("/props", {})
-        self._knows_tools = properties["chat_template_caps"]["supports_tools"]
+        properties = await engine.call("/props", {})
+        self._supports_tools = properties["chat_template_caps"]["supports_tools"]
         self._vocabulary = await engine.vocabulary_size()
         eos_token = config.eos_token or properties["eos_token"]
         self._eos_token_id = await only_token(engine, eos_token)
         if config.return_token_id_information and not await ends_turns_with(engine, self._eos_token_id):
             raise ConfigError(
-                f"the chat template of {self.model_name} does not end turns with {eos_token!r}, so their "
-                "tokens cannot be replayed; set eos_token to the token that it ends them with"
+                f"the chat template of {self.model_name} does not end turns with {eos_token!r}, so token ids "
+                "cannot be replayed; set eos_token to the token that ends a turn in the template"
             )
 
     @cached_property
@@ -92,17 +91,19 @@ class LocalModel(SimpleResponsesAPIModel):
             request = self.converter.chat_request(params)
         except RequestFormatError as error:
             raise HTTPException(400, str(error)) from error
-        completed = await self._complete(request)
-        answer: Any = self.converter.response(completed, with_stamp(params, completed))
-        return answer | {"created_at": began, "completed_at": time.time()}
+        completion = await self._complete(request)
+        params = weight_updates.versioned_params(params, completion)
+        response: Any = self.converter.response(completion, params)
+        return response | {"created_at": began, "completed_at": time.time()}
 
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
         return await self._complete(body.model_dump(mode="json", exclude_unset=True))
 
-    async def load_weights(self, body: LoadWeights = Body()) -> LoadWeights:
-        return await load_weights(self.engine, body, is_allowed=self.config.allow_weight_updates)
+    async def load_weights(self, body: weight_updates.LoadWeights = Body()) -> weight_updates.LoadWeights:
+        is_allowed = self.config.allow_weight_updates
+        return await weight_updates.load_weights(self.engine, body, is_allowed=is_allowed)
 
     async def _complete(self, request: dict[str, Any]) -> Any:
         try:
@@ -113,29 +114,32 @@ class LocalModel(SimpleResponsesAPIModel):
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
         sampling, tools = sampling_of(request, self._vocabulary), offered_tools(request)
-        if tools and not self._knows_tools:
+        if tools and not self._supports_tools:
             raise BadParameterError(
-                f"tools: the chat template of {self.model_name} shows none; set chat_template"
+                f"tools: the chat template of {self.model_name} does not support tools; set chat_template"
             )
         kwargs = self.config.chat_template_kwargs | sampling.template_kwargs
         conversation = Conversation(checked_messages(request.get("messages")), tools, kwargs)
         prompt = await conversation.prompt(self.engine, self._eos_token_id)
         with_tokens = self.config.return_token_id_information
-        asked = 0 if with_tokens and sampling.top_log_probs is None else sampling.top_log_probs
+        top_log_probs = 0 if with_tokens and sampling.top_log_probs is None else sampling.top_log_probs
         parameters = sampling.parameters | constraints_of(request)
         await self._grammars.check(self.engine, parameters.get("grammar"))
         try:
-            generation = await generate(self.engine, prompt, parameters, top_log_probs=asked)
+            generation = await generate(self.engine, prompt, parameters, top_log_probs=top_log_probs)
         except PromptTooLongError:
-            tell_of_long_prompts(self.config.name, self.config.context)
-            return stamped(no_room(len(prompt), self.model_name), self.engine.settings.weight_version)
-        wanted = Wanted(bool(tools), with_tokens, sampling.top_log_probs is not None)
-        answer = completion(generation, prompt, self.model_name, wanted)
-        return stamped(answer, generation.weight_version)
+            chat_completion.warn_about_long_prompts(self.config.name, self.config.context)
+            empty = chat_completion.empty_completion(len(prompt), self.model_name)
+            return weight_updates.versioned_completion(empty, self.engine.settings.weight_version)
+        contents = chat_completion.CompletionContents(
+            bool(tools), with_tokens, sampling.top_log_probs is not None
+        )
+        completion = chat_completion.completion(generation, prompt, self.model_name, contents)
+        return weight_updates.versioned_completion(completion, generation.weight_version)
 
     @cached_property
     def model_name(self) -> str:
-        """Of the configured weights, whichever are loaded later: those are told apart by their version."""
+        """The name of the configured weights. Weights loaded later differ only by their version."""
         return find_weights(self.config.model_path, self.config.cache_dir).stem
 
 

@@ -1,4 +1,4 @@
-"""A generation as an answer of the Chat Completions API."""
+"""Builds a chat completion from a generation."""
 
 import logging
 import time
@@ -16,50 +16,51 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What an answer is to hold."""
+class CompletionContents:
+    """What a chat completion contains besides text."""
 
     calls: bool
-    """Whether tools were offered."""
+    """Tool calls: the request offers tools."""
     tokens: bool
-    """Ids and log-probabilities as they were sampled, on the message."""
+    """Token ids and log-probabilities as sampled, on the message."""
     log_probs: bool
-    """Those that the API has a place for, on the choice."""
+    """The API's own log-probabilities, on the choice."""
 
 
-def completion(generation: Generation, prompt: list[int], model: str, wanted: Wanted) -> dict[str, Any]:
-    """The answer."""
-    written = parse_generated(generation.text, tools_offered=wanted.calls)
-    message: dict[str, Any] = {"role": "assistant", "content": written.text}
-    if written.reasoning is not None:
-        message["reasoning_content"] = written.reasoning
-    if written.calls:
-        message["content"] = written.text or None
-        message["tool_calls"] = written.tool_calls()
-    if wanted.tokens:
+def completion(
+    generation: Generation, prompt: list[int], model: str, contents: CompletionContents
+) -> dict[str, Any]:
+    parsed = parse_generated(generation.text, tools_offered=contents.calls)
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.text}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        message["content"] = parsed.text or None
+        message["tool_calls"] = parsed.tool_calls()
+    if contents.tokens:
         message |= token_fields(prompt, generation.token_ids, generation.log_probs, LOG_PROBS_MODE)
     finish_reason = _finish_reason(generation, message)
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish_reason}
-    if wanted.log_probs:
-        choice["logprobs"] = {"content": [_as_asked(told) for told in generation.told]}
-    return _answer(choice, model, len(prompt), len(generation.token_ids), generation.cached_tokens)
+    if contents.log_probs:
+        choice["logprobs"] = {"content": [_without_id(info) for info in generation.token_info]}
+    return _with_usage(choice, model, len(prompt), len(generation.token_ids), generation.cached_tokens)
 
 
 @cache
-def tell_of_long_prompts(server_name: str, context: int) -> None:
-    """Said once: a run may have many."""
+def warn_about_long_prompts(server_name: str, context: int) -> None:
+    """Logged once per server: a run may have many such prompts."""
     logger.warning(
-        "%s: a prompt does not fit the context of %d tokens and is answered empty, as incomplete; so are all "
-        "others like it (set context to allow longer ones)",
+        "%s: a prompt does not fit into the context of %d tokens; the response to this and every other such "
+        "prompt is incomplete, with an empty text (set context to allow longer prompts)",
         server_name,
         context,
     )
 
 
-def no_room(prompt_tokens: int, model: str) -> dict[str, Any]:
-    """The answer to a prompt that does not fit into the context."""
+def empty_completion(prompt_tokens: int, model: str) -> dict[str, Any]:
+    """The chat completion for a prompt that does not fit into the context."""
     choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "length"}
-    return _answer(choice, model, prompt_tokens, 0, 0)
+    return _with_usage(choice, model, prompt_tokens, 0, 0)
 
 
 def _finish_reason(generation: Generation, message: dict[str, Any]) -> str:
@@ -68,7 +69,7 @@ def _finish_reason(generation: Generation, message: dict[str, Any]) -> str:
     return "tool_calls" if "tool_calls" in message else "stop"
 
 
-def _answer(
+def _with_usage(
     choice: dict[str, Any], model: str, prompt_tokens: int, tokens: int, cached_tokens: int
 ) -> dict[str, Any]:
     return {
@@ -87,14 +88,14 @@ def _answer(
     }
 
 
-def _as_asked(told: dict[str, Any]) -> dict[str, Any]:
-    """What the API says of a token: all but its id."""
+def _without_id(info: dict[str, Any]) -> dict[str, Any]:
+    """The token information that the API has: all but the id."""
     return {
-        "token": told["token"],
-        "logprob": told["logprob"],
-        "bytes": told["bytes"],
+        "token": info["token"],
+        "logprob": info["logprob"],
+        "bytes": info["bytes"],
         "top_logprobs": [
-            {"token": one["token"], "logprob": one["logprob"], "bytes": one["bytes"]}
-            for one in told["top_logprobs"]
+            {"token": top["token"], "logprob": top["logprob"], "bytes": top["bytes"]}
+            for top in info["top_logprobs"]
         ],
     }

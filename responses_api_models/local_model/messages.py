@@ -1,4 +1,5 @@
-"""The messages of a request, checked: text alone, and calls whose arguments a template can show."""
+"""Checks the messages of a request and converts them for the chat template: only text, and calls with valid
+JSON arguments."""
 
 import json
 from typing import Any
@@ -9,19 +10,19 @@ Message = dict[str, Any]
 
 
 def checked_messages(messages: Any) -> list[Message]:
-    """The messages as a chat template takes them."""
+    """The messages in the form that a chat template expects."""
     if not isinstance(messages, list) or not messages:
-        raise BadParameterError("messages: there is nothing to answer; send one message at least")
-    return [_as_shown(message, f"messages[{position}]") for position, message in enumerate(messages)]
+        raise BadParameterError("messages: there are none; send at least one message")
+    return [_rendered(message, f"messages[{position}]") for position, message in enumerate(messages)]
 
 
-def _as_shown(message: Any, where: str) -> Message:
+def _rendered(message: Any, where: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise BadParameterError(f"{where}: must be an object with a role")
-    shown = {**message, "content": _text(message.get("content"), where)}
+    rendered = {**message, "content": _text(message.get("content"), where)}
     if message.get("tool_calls"):
-        shown["tool_calls"] = [_shown_call(call, where) for call in message["tool_calls"]]
-    return shown
+        rendered["tool_calls"] = [_rendered_call(call, where) for call in message["tool_calls"]]
+    return rendered
 
 
 def _text(content: Any, where: str) -> str:
@@ -30,26 +31,26 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise BadParameterError(f"{where}.content: must be a text or a list of parts")
+        raise BadParameterError(f"{where}.content: must be a string or a list of parts")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text" if kind == "text" else "refusal") if kind in ("text", "refusal") else None
         if not isinstance(text, str):
-            raise BadParameterError(f"{where}.content: local_model reads text alone, not {kind!r}")
+            raise BadParameterError(f"{where}.content: local_model supports only text, not {kind!r}")
         texts.append(text)
     return "".join(texts)
 
 
-def _shown_call(call: Any, where: str) -> dict[str, Any]:
+def _rendered_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadParameterError(f"{where}.tool_calls: each must call a function by its name")
-    return {**call, "function": {**function, "arguments": _shown_arguments(function.get("arguments"))}}
+        raise BadParameterError(f"{where}.tool_calls: each must be a function call with a name")
+    return {**call, "function": {**function, "arguments": _json_arguments(function.get("arguments"))}}
 
 
-def _shown_arguments(arguments: Any) -> str:
-    """As JSON, which the engine wants; what a model wrote that is none is shown as a text."""
+def _json_arguments(arguments: Any) -> str:
+    """Valid JSON, which the engine requires; arguments that are not JSON become a JSON string."""
     if not arguments:
         return "{}"
     if not isinstance(arguments, str):

@@ -1,6 +1,6 @@
-"""The parameters of a request, checked one by one, and what they are called in the engine.
+"""Checks the parameters of a request and translates them into those of the engine.
 
-The engine itself takes a negative temperature or a misspelt name without a word; here each is refused.
+The engine silently accepts a negative temperature or a misspelt name; here each is an error.
 """
 
 import json
@@ -10,16 +10,24 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-UNTOUCHED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-"""Sampling as the model has it. The engine's own defaults cut unlikely tokens off."""
+UNFILTERED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+"""Sampling from the model's own distribution. The engine's defaults would exclude unlikely tokens."""
 
-MOST_TOP_LOG_PROBS = 20
-_MOST_TOKENS = 2**31 - 1
-"""More would wrap around in the engine."""
+MAX_TOP_LOG_PROBS = 20
+_MAX_TOKENS = 2**31 - 1
+"""A larger number overflows in the engine."""
 _SEEDS = 2**32 - 1
-"""So many are there: the next number asks the engine for one of its own."""
+"""The number of seeds: the engine replaces the next number, 2**32 - 1, with a random seed."""
 
-_TAKEN = {"messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "n", "logprobs"} | {
+_SUPPORTED = {
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "n",
+    "logprobs",
+} | {
     "top_logprobs",
     "chat_template_kwargs",
     "stop",
@@ -35,37 +43,37 @@ _WITHOUT_EFFECT = {"model", "stream", "stream_options", "metadata", "user", "sto
     "reasoning_effort",
     "verbosity",
 }
-"""Fields of the API that say nothing to a model on this machine."""
+"""Fields of the API that have no meaning for a model on this machine."""
 
 
 class BadParameterError(ValueError):
-    """A parameter that cannot be used, and why."""
+    """A parameter that cannot be used; the message says which and why."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one generation is made."""
+    """The parameters of one generation."""
 
     parameters: dict[str, Any]
-    """In the engine's words."""
+    """With the engine's names."""
     top_log_probs: int | None
-    """As the caller asked for them."""
+    """The number that the request asks for; None if it asks for no log-probabilities."""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def sampling_of(request: Mapping[str, Any], vocabulary: int) -> Sampling:
-    """What a Chat Completions request asks for, of a model with so many tokens."""
+    """The parameters of a Chat Completions request; `vocabulary` is the number of tokens."""
     given = {name: value for name, value in request.items() if value is not None}
-    _refuse_unknown(given)
+    _reject_unknown(given)
     if given.get("n", 1) != 1:
-        raise BadParameterError("n: one answer a request; ask several times for several")
-    parameters: dict[str, Any] = dict(UNTOUCHED)
+        raise BadParameterError("n: must be 1; send the request n times")
+    parameters: dict[str, Any] = dict(UNFILTERED)
     for name, (engine_name, check) in _NUMBERS.items():
         if name in given:
             parameters[engine_name] = _checked(name, given[name], check)
     for name in ("max_tokens", "max_completion_tokens"):
         if name in given:
-            parameters["n_predict"] = min(_whole(name, given[name], least=1), _MOST_TOKENS)
+            parameters["n_predict"] = min(_whole(name, given[name], minimum=1), _MAX_TOKENS)
     if "seed" in given:
         parameters["seed"] = _whole("seed", given["seed"]) % _SEEDS
     if "stop" in given:
@@ -78,13 +86,13 @@ def sampling_of(request: Mapping[str, Any], vocabulary: int) -> Sampling:
     return Sampling(parameters, _top_log_probs(given), kwargs)
 
 
-def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    known = {*_NUMBERS, *_TAKEN, *_WITHOUT_EFFECT}
+def _reject_unknown(given: Mapping[str, Any]) -> None:
+    known = {*_NUMBERS, *_SUPPORTED, *_WITHOUT_EFFECT}
     for name in given:
         if name not in known:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise BadParameterError(f"{name}: local_model knows no such parameter{hint}")
+            raise BadParameterError(f"{name}: local_model does not support this parameter{hint}")
 
 
 def _in_range(low: float, high: float) -> Callable[[float], str | None]:
@@ -103,7 +111,7 @@ def _share(value: float) -> str | None:
 
 
 def _top_k(value: float) -> str | None:
-    return None if value >= -1 and value == int(value) else "must be a whole number; 0 or -1: all tokens"
+    return None if value >= -1 and value == int(value) else "must be a whole number; 0 or -1 means all tokens"
 
 
 def _above_zero(value: float) -> str | None:
@@ -130,18 +138,18 @@ def _checked(name: str, value: object, check: Callable[[float], str | None]) -> 
     return value
 
 
-def _whole(name: str, value: object, least: int | None = None) -> int:
+def _whole(name: str, value: object, minimum: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadParameterError(f"{name}: must be a whole number, not {_shown(value)}")
-    if least is not None and value < least:
-        raise BadParameterError(f"{name}: must be {least} or more, not {value}")
+    if minimum is not None and value < minimum:
+        raise BadParameterError(f"{name}: must be {minimum} or more, not {value}")
     return value
 
 
 def _stop_strings(value: object) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise BadParameterError("stop: must be a text or a list of texts, none of them empty")
+        raise BadParameterError("stop: must be a string or a list of strings, none of them empty")
     return texts
 
 
@@ -149,7 +157,7 @@ def _biases(value: object, vocabulary: int) -> list[list[float]]:
     if not isinstance(value, dict) or not all(
         str(token).isdecimal() and int(token) < vocabulary for token in value
     ):
-        raise BadParameterError(f"logit_bias: must be an object whose keys are token ids, below {vocabulary}")
+        raise BadParameterError(f"logit_bias: must be an object whose keys are token ids below {vocabulary}")
     return [
         [int(token), _checked(f"logit_bias.{token}", bias, _in_range(-100, 100))]
         for token, bias in value.items()
@@ -157,15 +165,15 @@ def _biases(value: object, vocabulary: int) -> list[list[float]]:
 
 
 def _top_log_probs(given: Mapping[str, Any]) -> int | None:
-    most = _whole("top_logprobs", given.get("top_logprobs", 0))
-    if not 0 <= most <= MOST_TOP_LOG_PROBS:
-        raise BadParameterError(f"top_logprobs: must be between 0 and {MOST_TOP_LOG_PROBS}, not {most}")
-    wanted = given.get("logprobs", False)
-    if not isinstance(wanted, bool):
+    count = _whole("top_logprobs", given.get("top_logprobs", 0))
+    if not 0 <= count <= MAX_TOP_LOG_PROBS:
+        raise BadParameterError(f"top_logprobs: must be between 0 and {MAX_TOP_LOG_PROBS}, not {count}")
+    is_requested = given.get("logprobs", False)
+    if not isinstance(is_requested, bool):
         raise BadParameterError("logprobs: must be true or false")
-    if most and not wanted:
-        raise BadParameterError("top_logprobs: needs logprobs: true beside it")
-    return most if wanted else None
+    if count and not is_requested:
+        raise BadParameterError("top_logprobs: also set logprobs: true")
+    return count if is_requested else None
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a server that cannot work are refused before a run touches anything."""
+"""Invalid settings of a server are reported before a run changes any file."""
 
 from pathlib import Path
 
@@ -9,23 +9,19 @@ from tests.support.commands import run_command
 MODELS = "responses_api_models"
 CASES = {
     "a misspelt setting": ("local_model", "contxt=64", "contxt: unknown; did you mean"),
-    "weights that are not there": (
-        "local_model",
-        "model_path=/nowhere.gguf",
-        "there is no file /nowhere",
-    ),
+    "missing weights": ("local_model", "model_path=/nowhere.gguf", "file /nowhere.gguf not found"),
     "an address without http": ("openai_model", "openai_base_url=127.0.0.1:9/v1", "write it like http://"),
     "a vLLM without http": ("vllm_model", "base_url=[127.0.0.1:9/v1]", "write it like http://"),
-    "a recording that is not there": ("replay_model", "rollouts_fpath=/nowhere.jsonl", "is not there"),
+    "a missing recording": ("replay_model", "rollouts_fpath=/nowhere.jsonl", "is not there"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("is_dry", [False, True])
-def test_bad_setting_is_told_before_an_earlier_run_is_set_aside(
+def test_bad_setting_is_reported_before_an_earlier_run_is_moved(
     case: str, is_dry: bool, tmp_path: Path
 ) -> None:
-    model, setting, told = CASES[case]
+    model, setting, message = CASES[case]
     output = tmp_path / "rollouts.jsonl"
     output.write_text('{"of": "an earlier run"}\n')
     ran = run_command(
@@ -41,7 +37,7 @@ def test_bad_setting_is_told_before_an_earlier_run_is_set_aside(
         f"++policy_model.{MODELS}.{model}.{setting}",
         f"+dry_run={str(is_dry).lower()}",
     )
-    assert (ran.returncode, told in ran.stderr) == (2, True), ran.stderr
+    assert (ran.returncode, message in ran.stderr) == (2, True), ran.stderr
     assert "Traceback" not in ran.stderr
     assert output.read_text() == '{"of": "an earlier run"}\n'
     assert list(tmp_path.glob("*.bak")) == []

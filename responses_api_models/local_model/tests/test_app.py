@@ -1,4 +1,4 @@
-"""The server with its real engine: one for all tests here."""
+"""The server with its real engine, shared by all tests of this file."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ from nemo_gym.analysis.tokens.texts import read_vocabulary
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import find_weights
 from nemo_gym.server_utils import ClientResponse, ServerClient
-from responses_api_models.local_model.chat_completion import tell_of_long_prompts
+from responses_api_models.local_model.chat_completion import warn_about_long_prompts
 from tests.support.commands import ROOT, is_running, run_command
 from tests.support.engines import engines_below
 
 CONFIG = "responses_api_models/local_model/configs/local_model_for_training.yaml"
 SMALL = ["policy_model.responses_api_models.local_model.slots=4"]
 WITHIN_A_CHARACTER = 15107
-"""A token that ends in the middle of one: a space and half of an emoji."""
+"""A token that ends in the middle of a character: a space and half of an emoji."""
 END_OF_TURN = 2
 ADD = {
     "type": "function",
@@ -38,7 +38,7 @@ ADD = {
 
 
 class Served:
-    """The server, and the event loop that it lives on."""
+    """The server and its event loop."""
 
     def __init__(self) -> None:
         self.runner = asyncio.Runner()
@@ -47,13 +47,13 @@ class Served:
             self._open.enter_async_context(nemo_gym.open_servers(CONFIG, SMALL))
         )
 
-    def ask(self, body: dict[str, Any], path: str = "/v1/responses", status: int = 200) -> Any:
-        async def asked() -> Any:
-            answer = await self.client.post("policy_model", path, json=body)
-            assert answer.status == status, await answer.text()
-            return await answer.json()
+    def post(self, body: dict[str, Any], path: str = "/v1/responses", status: int = 200) -> Any:
+        async def posted() -> Any:
+            response = await self.client.post("policy_model", path, json=body)
+            assert response.status == status, await response.text()
+            return await response.json()
 
-        return self.runner.run(asked())
+        return self.runner.run(posted())
 
     def close(self) -> None:
         self.runner.run(self._open.aclose())
@@ -67,11 +67,11 @@ def served() -> Iterator[Served]:
     assert engines
     yield served
     served.close()
-    assert not any(map(is_running, engines)), "closing left the engine behind"
+    assert not any(map(is_running, engines)), "the engine still runs after closing"
 
 
-def test_text_comes_with_its_tokens_and_which_log_probabilities_they_are(served: Served) -> None:
-    response = served.ask({"input": "Say hi", "max_output_tokens": 8, "seed": 1})
+def test_text_has_token_fields_with_their_mode(served: Served) -> None:
+    response = served.post({"input": "Say hi", "max_output_tokens": 8, "seed": 1})
     (item,) = response["output"]
     assert item["content"][0]["text"]
     assert len(item["generation_token_ids"]) == len(item["generation_log_probs"])
@@ -81,48 +81,48 @@ def test_text_comes_with_its_tokens_and_which_log_probabilities_they_are(served:
     assert usage["output_tokens"] == len(item["generation_token_ids"])
 
 
-def test_answer_says_when_it_was_begun_and_completed(served: Served) -> None:
-    response = served.ask({"input": "Say hi", "max_output_tokens": 4})
+def test_response_has_the_times_of_its_start_and_end(served: Served) -> None:
+    response = served.post({"input": "Say hi", "max_output_tokens": 4})
     assert 0 < response["completed_at"] - response["created_at"] < 60
 
 
-def test_same_seed_gives_the_same_answer(served: Served) -> None:
+def test_same_seed_gives_the_same_response(served: Served) -> None:
     body = {"input": "Tell me a story.", "max_output_tokens": 12, "seed": 5}
-    first, again = served.ask(body), served.ask(body)
+    first, again = served.post(body), served.post(body)
     assert first["output"][0]["generation_token_ids"] == again["output"][0]["generation_token_ids"]
 
 
-def test_answer_cut_by_its_length_is_incomplete(served: Served) -> None:
-    response = served.ask({"input": "Tell me a story.", "max_output_tokens": 2})
+def test_response_at_its_token_limit_is_incomplete(served: Served) -> None:
+    response = served.post({"input": "Tell me a story.", "max_output_tokens": 2})
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-def test_prompt_that_is_too_long_is_incomplete_not_a_failure(served: Served) -> None:
-    response = served.ask({"input": "word " * 4000})
+def test_too_long_prompt_is_incomplete_and_not_a_failure(served: Served) -> None:
+    response = served.post({"input": "word " * 4000})
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     (item,) = response["output"]
     assert item["content"][0]["text"] == ""
     assert "generation_token_ids" not in item
-    chat = served.ask({"messages": [{"role": "user", "content": "word " * 4000}]}, "/v1/chat/completions")
+    chat = served.post({"messages": [{"role": "user", "content": "word " * 4000}]}, "/v1/chat/completions")
     assert chat["choices"][0]["finish_reason"] == "length"
 
 
-def test_prompts_that_are_too_long_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_long_prompts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        tell_of_long_prompts("told_once", 512)
+        warn_about_long_prompts("logged_once", 512)
     (record,) = caplog.records
-    assert "told_once: a prompt does not fit the context of 512 tokens" in record.getMessage()
+    assert "logged_once: a prompt does not fit into the context of 512 tokens" in record.getMessage()
 
 
-def test_required_call_is_made_with_arguments_that_fit(served: Served) -> None:
+def test_required_call_has_arguments_that_match_the_schema(served: Served) -> None:
     body = {"input": "Say hi", "tools": [ADD], "tool_choice": "required", "max_output_tokens": 64, "seed": 2}
-    (call,) = served.ask(body)["output"]
+    (call,) = served.post(body)["output"]
     assert (call["type"], call["name"]) == ("function_call", "add")
     assert 0 <= json.loads(call["arguments"])["a"] <= 99
 
 
-def test_text_held_to_a_json_schema_is_such_json(served: Served) -> None:
+def test_text_with_a_json_schema_matches_it(served: Served) -> None:
     schema = {
         "type": "object",
         "properties": {"color": {"enum": ["red", "blue"]}},
@@ -130,53 +130,51 @@ def test_text_held_to_a_json_schema_is_such_json(served: Served) -> None:
         "additionalProperties": False,
     }
     form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
-    response = served.ask({"input": "A color?", "text": form, "max_output_tokens": 40, "seed": 1})
+    response = served.post({"input": "A color?", "text": form, "max_output_tokens": 40, "seed": 1})
     assert json.loads(response["output"][0]["content"][0]["text"])["color"] in ("red", "blue")
 
 
-def test_schema_that_the_engine_cannot_enforce_is_refused(served: Served) -> None:
+def test_schema_that_the_engine_cannot_enforce_is_rejected(served: Served) -> None:
     form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "bogus"}}}
-    answer = served.ask({"input": "x", "text": form}, status=400)
-    assert "cannot hold a generation to this JSON schema" in answer["detail"]
+    error = served.post({"input": "x", "text": form}, status=400)
+    assert "cannot enforce this JSON schema" in error["detail"]
 
 
-def test_conversation_with_tools_replays_what_was_sampled(served: Served) -> None:
+def test_conversation_with_tools_replays_sampled_tokens(served: Served) -> None:
     turn: list[dict[str, Any]] = [{"role": "user", "content": "Say hi"}]
     body = {"tools": [ADD], "tool_choice": "required", "max_output_tokens": 64, "seed": 3}
     seen: list[int] = []
     for _ in range(3):
-        (call,) = served.ask({**body, "input": turn})["output"]
+        (call,) = served.post({**body, "input": turn})["output"]
         assert call["prompt_token_ids"][: len(seen)] == seen
         seen = call["prompt_token_ids"] + call["generation_token_ids"]
         turn += [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}]
     assert len(seen) > 100
 
 
-def test_stop_string_ends_the_text_and_stays_in_the_tokens(served: Served) -> None:
+def test_stop_string_is_in_the_tokens_but_not_in_the_text(served: Served) -> None:
     body = {"input": "Count to five.", "temperature": 0, "max_output_tokens": 16}
-    (whole,) = served.ask(body)["output"]
+    (whole,) = served.post(body)["output"]
     text = whole["content"][0]["text"]
-    stopped = served.ask({**body, "stop": [text[5:8]]})
+    stopped = served.post({**body, "stop": [text[5:8]]})
     (item,) = stopped["output"]
     assert item["content"][0]["text"] == text[: text.index(text[5:8])]
     assert stopped["status"] == "completed"
     tokens = item["generation_token_ids"]
     assert tokens == whole["generation_token_ids"][: len(tokens)]
-    before = served.ask({**body, "max_output_tokens": len(tokens) - 1})["output"][0]["content"][0]["text"]
+    before = served.post({**body, "max_output_tokens": len(tokens) - 1})["output"][0]["content"][0]["text"]
     assert text[5:8] not in before
 
 
 @pytest.mark.parametrize("arguments", ["2+2", ""])
-def test_call_whose_arguments_are_no_json_does_not_end_the_conversation(
-    served: Served, arguments: str
-) -> None:
+def test_conversation_continues_after_a_call_with_invalid_arguments(served: Served, arguments: str) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": arguments}
-    answer = {"type": "function_call_output", "call_id": "c", "output": "not JSON"}
-    history = [{"role": "user", "content": "Add."}, call, answer]
-    assert served.ask({"input": history, "tools": [ADD], "max_output_tokens": 4})["output"]
+    output = {"type": "function_call_output", "call_id": "c", "output": "not JSON"}
+    history = [{"role": "user", "content": "Add."}, call, output]
+    assert served.post({"input": history, "tools": [ADD], "max_output_tokens": 4})["output"]
 
 
-def test_tool_whose_parameters_have_definitions_can_be_required(served: Served) -> None:
+def test_tool_with_definitions_in_its_parameters_can_be_required(served: Served) -> None:
     point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
     parameters = {
         "type": "object",
@@ -187,7 +185,7 @@ def test_tool_whose_parameters_have_definitions_can_be_required(served: Served) 
     }
     tool = {"type": "function", "name": "move", "parameters": parameters}
     body = {"input": "Move", "tools": [tool, ADD], "tool_choice": {"type": "function", "name": "move"}}
-    (call,) = served.ask({**body, "max_output_tokens": 64, "seed": 1})["output"]
+    (call,) = served.post({**body, "max_output_tokens": 64, "seed": 1})["output"]
     assert json.loads(call["arguments"])["at"]["x"] in (1, 2)
 
 
@@ -195,7 +193,7 @@ def function_call(name: str, call_id: str, arguments: str) -> dict[str, Any]:
     return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
 
 
-def test_prompt_shows_every_earlier_call_and_what_came_of_it(served: Served) -> None:
+def test_prompt_contains_all_earlier_calls_and_their_outputs(served: Served) -> None:
     history = [
         {"role": "user", "content": "How warm is it?"},
         function_call("weather", "c1", '{"city": "Oslo"}'),
@@ -205,7 +203,7 @@ def test_prompt_shows_every_earlier_call_and_what_came_of_it(served: Served) -> 
         {"role": "user", "content": "Say it."},
     ]
     tools = [ADD, {**ADD, "name": "subtract"}]
-    (item,) = served.ask({"input": history, "tools": tools, "max_output_tokens": 2})["output"]
+    (item,) = served.post({"input": history, "tools": tools, "max_output_tokens": 2})["output"]
     prompt = read_vocabulary(find_weights()).text(item["prompt_token_ids"])
     assert prompt is not None
     system, _, rest = prompt.partition("<|im_start|>user\n")
@@ -222,29 +220,29 @@ def test_prompt_shows_every_earlier_call_and_what_came_of_it(served: Served) -> 
     )
 
 
-def test_tool_is_called_unforced_where_the_prompt_shows_how(served: Served) -> None:
+def test_few_shot_prompt_leads_to_a_tool_call(served: Served) -> None:
     lines = (ROOT / "resources_servers/calculator/data/few_shot.jsonl").read_text().splitlines()
-    params = json.loads(lines[5])["responses_create_params"]  # the one that it is surest of
+    params = json.loads(lines[5])["responses_create_params"]  # the row on which the model is most certain
     assert "tool_choice" not in params
-    (call,) = served.ask({**params, "temperature": 0})["output"]
+    (call,) = served.post({**params, "temperature": 0})["output"]
     assert (call["type"], call["name"]) == ("function_call", "calculator")
     assert json.loads(call["arguments"]) == {"expression": "81 + 17"}
 
 
-def test_chat_answers_with_log_probabilities_where_asked_for(served: Served) -> None:
+def test_chat_completion_has_log_probabilities_if_requested(served: Served) -> None:
     body = {
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 3,
         "logprobs": True,
         "top_logprobs": 2,
     }
-    (choice,) = served.ask(body | {"logit_bias": {str(WITHIN_A_CHARACTER): 90}}, "/v1/chat/completions")[
+    (choice,) = served.post(body | {"logit_bias": {str(WITHIN_A_CHARACTER): 90}}, "/v1/chat/completions")[
         "choices"
     ]
     assert WITHIN_A_CHARACTER in choice["message"]["generation_token_ids"]
-    for told in choice["logprobs"]["content"]:
-        assert told["logprob"] <= 0
-        assert len(told["top_logprobs"]) == 2
+    for token in choice["logprobs"]["content"]:
+        assert token["logprob"] <= 0
+        assert len(token["top_logprobs"]) == 2
     assert len(choice["message"]["generation_token_ids"]) == 3
 
 
@@ -253,35 +251,40 @@ def test_chat_answers_with_log_probabilities_where_asked_for(served: Served) -> 
     [
         ({"input": "x", "temperature": -1}, "temperature: must be 0 or more"),
         ({"input": "x", "temprature": 1}, "did you mean temperature?"),
-        ({"input": []}, "nothing to answer"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text alone"),
+        ({"input": []}, "send at least one message"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "supports only text",
+        ),
         ({"input": "x", "previous_response_id": "r"}, "previous_response_id"),
     ],
 )
-def test_request_that_cannot_be_answered_says_why(served: Served, body: dict[str, Any], problem: str) -> None:
-    assert problem in served.ask(body, status=400)["detail"]
+def test_invalid_request_is_rejected_with_the_reason(
+    served: Served, body: dict[str, Any], problem: str
+) -> None:
+    assert problem in served.post(body, status=400)["detail"]
 
 
-def test_weights_are_not_changed_where_the_configuration_does_not_allow_it(served: Served) -> None:
-    refused = served.ask({"model_path": str(find_weights())}, "/load_weights", status=403)
+def test_weight_updates_are_rejected_unless_configured(served: Served) -> None:
+    refused = served.post({"model_path": str(find_weights())}, "/load_weights", status=403)
     assert "set allow_weight_updates: true" in refused["detail"]
 
 
-def test_engine_that_is_killed_costs_no_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_killed_engine_loses_no_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     async def killed() -> list[int]:
         body = {"input": "Tell me a story.", "max_output_tokens": 24}
         posts = [served.client.post("policy_model", "/v1/responses", json=body) for _ in range(6)]
-        asking = [asyncio.ensure_future(post) for post in posts]
+        calls = [asyncio.ensure_future(post) for post in posts]
         await asyncio.sleep(0.3)
         for pid in engines_below(os.getpid()):
             os.kill(pid, signal.SIGKILL)
-        return [answer.status for answer in await asyncio.gather(*asking)]
+        return [response.status for response in await asyncio.gather(*calls)]
 
     assert served.runner.run(killed()) == [200] * 6
     assert "the engine died" in caplog.text
 
 
-def test_engine_that_is_given_up_fails_every_request_as_infrastructure() -> None:
+def test_requests_fail_as_infrastructure_after_the_last_restart() -> None:
     others = set(engines_below(os.getpid()))
     place = "policy_model.responses_api_models.local_model"
     overrides = [f"{place}.max_restarts=0", f"{place}.slots=1"]
@@ -289,25 +292,25 @@ def test_engine_that_is_given_up_fails_every_request_as_infrastructure() -> None
 
     async def killed() -> list[ClientResponse]:
         async with nemo_gym.open_servers(CONFIG, overrides) as client:
-            asking = asyncio.create_task(client.post("policy_model", "/v1/chat/completions", json=endless))
+            call = asyncio.create_task(client.post("policy_model", "/v1/chat/completions", json=endless))
             await asyncio.sleep(0.1)
             (pid,) = set(engines_below(os.getpid())) - others
-            assert not asking.done()
+            assert not call.done()
             os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(20):
-                broken_off = await asking
-                return [broken_off, await client.post("policy_model", "/v1/responses", json={"input": "x"})]
+                interrupted = await call
+                return [interrupted, await client.post("policy_model", "/v1/responses", json={"input": "x"})]
 
-    for answer in asyncio.run(killed()):
-        assert answer.status == 500
-        assert answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
-        assert answer.headers["x-nemo-gym-failure-server"] == "policy_model"
-        assert answer.headers["x-nemo-gym-failure-status"] == "503"
-        assert "started again at most 0 times in 600 s (max_restarts" in asyncio.run(answer.text())
+    for response in asyncio.run(killed()):
+        assert response.status == 500
+        assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+        assert response.headers["x-nemo-gym-failure-server"] == "policy_model"
+        assert response.headers["x-nemo-gym-failure-status"] == "503"
+        assert "started again at most 0 times in 600 s (max_restarts" in asyncio.run(response.text())
 
 
-def test_template_without_tools_says_so_instead_of_dropping_them() -> None:
-    # Weights that somebody names are used with the template in them.
+def test_tools_are_rejected_if_the_template_does_not_support_them() -> None:
+    # Configured weights are used with their own template.
     overrides = [f"policy_model.responses_api_models.local_model.model_path={find_weights()}"]
 
     async def ask() -> Any:
@@ -315,20 +318,20 @@ def test_template_without_tools_says_so_instead_of_dropping_them() -> None:
             body = {"input": "x", "tools": [ADD], "max_output_tokens": 2}
             return await (await client.post("policy_model", "/v1/responses", json=body)).json()
 
-    assert "shows none; set chat_template" in asyncio.run(ask())["detail"]
+    assert "does not support tools; set chat_template" in asyncio.run(ask())["detail"]
 
 
-def test_weights_that_are_not_there_end_the_start_with_one_message() -> None:
+def test_missing_weights_fail_the_start_with_one_message() -> None:
     async def start() -> None:
         overrides = ["policy_model.responses_api_models.local_model.model_path=nowhere.gguf"]
         async with nemo_gym.open_servers(CONFIG, overrides):
             pass
 
-    with pytest.raises(ConfigError, match=r"there is no file nowhere\.gguf"):
+    with pytest.raises(ConfigError, match=r"file nowhere\.gguf not found"):
         asyncio.run(start())
 
 
-def test_template_that_ends_turns_otherwise_is_refused_where_tokens_are_replayed(tmp_path: Path) -> None:
+def test_template_without_the_eos_token_is_rejected_if_tokens_are_replayed(tmp_path: Path) -> None:
     template = tmp_path / "other.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}<end>{% endfor %}")
     overrides = [f"policy_model.responses_api_models.local_model.chat_template={template}"]
@@ -342,7 +345,7 @@ def test_template_that_ends_turns_otherwise_is_refused_where_tokens_are_replayed
 
 
 @pytest.mark.parametrize("hosting", ["+executor=processes", "+hosting=embedded"])
-def test_weights_that_are_none_end_a_collection_with_one_message(tmp_path: Path, hosting: str) -> None:
+def test_invalid_weights_end_a_collection_with_one_message(tmp_path: Path, hosting: str) -> None:
     ran = run_command(
         "ng_collect_rollouts",
         f"+config_paths=[resources_servers/calculator/configs/calculator.yaml,{CONFIG}]",

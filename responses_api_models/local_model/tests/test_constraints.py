@@ -16,30 +16,30 @@ def schema_in(grammar: str) -> Any:
     return json.loads(grammar.partition("%json ")[2])
 
 
-def test_without_a_wish_the_model_writes_what_it_likes() -> None:
+def test_plain_request_has_no_grammar() -> None:
     assert constraints_of({"tools": [tool("add")], "response_format": {"type": "text"}}) == {}
 
 
-def test_json_schema_is_what_the_text_is_held_to() -> None:
+def test_json_schema_is_in_the_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     grammar = constraints_of({"response_format": form})["grammar"]
     assert schema_in(grammar).items() >= schema.items()
 
 
-def test_required_call_is_of_one_of_the_tools() -> None:
+def test_required_call_may_be_of_any_tool() -> None:
     grammar = constraints_of({"tools": [tool("add"), tool("sub")], "tool_choice": "required"})["grammar"]
     names = [call["properties"]["name"]["const"] for call in schema_in(grammar)["anyOf"]]
     assert names == ["add", "sub"]
 
 
-def test_named_call_is_of_that_tool() -> None:
+def test_call_of_a_named_tool_is_of_that_tool() -> None:
     choice = {"type": "function", "function": {"name": "sub"}}
     grammar = constraints_of({"tools": [tool("add"), tool("sub")], "tool_choice": choice})["grammar"]
     assert [call["properties"]["name"]["const"] for call in schema_in(grammar)["anyOf"]] == ["sub"]
 
 
-def test_parameters_that_refer_to_parts_of_themselves_still_find_them() -> None:
+def test_references_within_parameters_stay_valid() -> None:
     parameters = {"$defs": {"P": {"type": "integer"}}, "properties": {"p": {"$ref": "#/$defs/P"}}}
     tools = [tool("a"), {"type": "function", "function": {"name": "b", "parameters": parameters}}]
     schema = schema_in(constraints_of({"tools": tools, "tool_choice": "required"})["grammar"])
@@ -50,39 +50,42 @@ def test_parameters_that_refer_to_parts_of_themselves_still_find_them() -> None:
     assert found["properties"]["p"]["$ref"] == f"{place}/$defs/P"
 
 
-def test_one_call_at_a_time_ends_with_the_first() -> None:
+def test_without_parallel_calls_the_generation_stops_after_the_first() -> None:
     request = {"tools": [tool("add")], "parallel_tool_calls": False, "stop": "END"}
     assert constraints_of(request) == {"stop": ["END", "</tool_call>"]}
 
 
-def test_tools_that_must_not_be_called_are_not_shown() -> None:
+def test_tools_are_not_in_the_prompt_with_tool_choice_none() -> None:
     assert offered_tools({"tools": [tool("add")], "tool_choice": "none"}) == []
 
 
 @pytest.mark.parametrize(
     ("request_", "problem"),
     [
-        ({"tool_choice": "required"}, "a call is required, but there are no tools"),
+        ({"tool_choice": "required"}, "a call is required, but the request offers no tools"),
         (
             {"tools": [tool("add")], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "no tool 'x'",
+            "the request offers no tool 'x'",
         ),
-        ({"tools": [tool("add")], "tool_choice": {"type": "allowed_tools"}}, "allowed_tools is not known"),
-        ({"tools": [{"type": "web_search"}]}, "local_model takes functions alone"),
+        (
+            {"tools": [tool("add")], "tool_choice": {"type": "allowed_tools"}},
+            "allowed_tools is not supported",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "local_model supports only functions"),
         ({"response_format": {"type": "xml"}}, "must be of type text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema"}}, "the last with its schema"),
         (
             {"tools": [tool("add")], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "not together",
+            "cannot be combined",
         ),
     ],
 )
-def test_wish_that_cannot_be_met_is_refused(request_: dict[str, Any], problem: str) -> None:
+def test_unsupported_constraint_is_rejected(request_: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadParameterError, match=problem):
         constraints_of(request_)
 
 
-def test_parts_of_text_are_one_text() -> None:
+def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert checked_messages([{"role": "user", "content": parts}])[0]["content"] == "ab"
 
@@ -91,7 +94,7 @@ def test_parts_of_text_are_one_text() -> None:
     ("written", "shown"),
     [('{"a": 1}', '{"a": 1}'), ("2+2", '"2+2"'), ("", "{}"), (None, "{}"), ({"a": 1}, '{"a": 1}')],
 )
-def test_arguments_are_shown_as_json_whatever_the_model_wrote(written: Any, shown: str) -> None:
+def test_arguments_in_the_prompt_are_always_json(written: Any, shown: str) -> None:
     call: Any = {"id": "c", "type": "function", "function": {"name": "add", "arguments": written}}
     (message,) = checked_messages([{"role": "assistant", "tool_calls": [call]}])
     assert message["tool_calls"][0]["function"]["arguments"] == shown
@@ -101,14 +104,14 @@ def test_arguments_are_shown_as_json_whatever_the_model_wrote(written: Any, show
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
-        ([], "nothing to answer"),
-        (None, "nothing to answer"),
+        ([], "send at least one message"),
+        (None, "send at least one message"),
         ([{"content": "x"}], r"messages\[0\]: must be an object with a role"),
-        ([{"role": "user", "content": 3}], r"messages\[0\]\.content: must be a text"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "reads text alone, not 'image_url'"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "each must call a function by its name"),
+        ([{"role": "user", "content": 3}], r"messages\[0\]\.content: must be a string"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "supports only text, not 'image_url'"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "each must be a function call with a name"),
     ],
 )
-def test_messages_that_it_cannot_read_are_refused(messages: Any, problem: str) -> None:
+def test_unsupported_messages_are_rejected(messages: Any, problem: str) -> None:
     with pytest.raises(BadParameterError, match=problem):
         checked_messages(messages)

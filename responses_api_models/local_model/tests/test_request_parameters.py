@@ -2,16 +2,16 @@ from typing import Any
 
 import pytest
 
-from responses_api_models.local_model.request_parameters import UNTOUCHED, BadParameterError, sampling_of
+from responses_api_models.local_model.request_parameters import UNFILTERED, BadParameterError, sampling_of
 
 
-def test_nothing_set_samples_as_the_model_has_it() -> None:
+def test_default_sampling_is_the_distribution_of_the_model() -> None:
     sampling = sampling_of({"messages": []}, 100)
-    assert sampling.parameters == UNTOUCHED
+    assert sampling.parameters == UNFILTERED
     assert sampling.top_log_probs is None
 
 
-def test_parameters_are_handed_on_in_the_engines_words() -> None:
+def test_parameters_get_the_names_of_the_engine() -> None:
     request = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -43,23 +43,23 @@ def test_parameters_are_handed_on_in_the_engines_words() -> None:
     assert (sampling.top_log_probs, sampling.template_kwargs) == (2, {"a": 1})
 
 
-def test_null_is_not_set() -> None:
-    assert sampling_of({"temperature": None, "stop": None, "n": None}, 100).parameters == UNTOUCHED
+def test_null_counts_as_not_set() -> None:
+    assert sampling_of({"temperature": None, "stop": None, "n": None}, 100).parameters == UNFILTERED
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**32 - 1, 2**70])
-def test_every_seed_is_one_that_the_engine_keeps(seed: int) -> None:
+def test_every_seed_is_in_the_range_of_the_engine(seed: int) -> None:
     assert 0 <= sampling_of({"seed": seed}, 100).parameters["seed"] < 2**32 - 1
 
 
 @pytest.mark.parametrize("most", [2**31, 2**32 + 2, 10**30])
-def test_length_beyond_what_the_engine_counts_is_no_short_one(most: int) -> None:
+def test_token_limit_beyond_the_range_of_the_engine_does_not_overflow(most: int) -> None:
     assert sampling_of({"max_tokens": most}, 100).parameters["n_predict"] == 2**31 - 1
 
 
 @pytest.mark.parametrize("field", ["model", "metadata", "user", "store", "stream", "service_tier"])
-def test_fields_that_say_nothing_to_a_local_model_pass(field: str) -> None:
-    assert sampling_of({field: "x"}, 100).parameters == UNTOUCHED
+def test_fields_without_effect_are_accepted(field: str) -> None:
+    assert sampling_of({field: "x"}, 100).parameters == UNFILTERED
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,23 @@ def test_fields_that_say_nothing_to_a_local_model_pass(field: str) -> None:
         ({"max_tokens": 0}, "max_tokens: must be 1 or more, not 0"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens: must be a whole number, not 1.5"),
         ({"seed": "x"}, "seed: must be a whole number"),
-        ({"stop": [""]}, "stop: must be a text or a list of texts"),
-        ({"stop": [1]}, "stop: must be a text or a list of texts"),
-        ({"n": 2}, "n: one answer a request"),
+        ({"stop": [""]}, "stop: must be a string or a list of strings"),
+        ({"stop": [1]}, "stop: must be a string or a list of strings"),
+        ({"n": 2}, "n: must be 1"),
         ({"logit_bias": {"word": 1}}, "logit_bias: must be an object whose keys are token ids"),
-        ({"logit_bias": {"100": 1}}, "token ids, below 100"),
+        ({"logit_bias": {"100": 1}}, "token ids below 100"),
         ({"logit_bias": {"1": 200}}, "logit_bias.1: must be between -100 and 100"),
-        ({"top_logprobs": 2}, "top_logprobs: needs logprobs: true"),
+        ({"top_logprobs": 2}, "top_logprobs: also set logprobs: true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: must be between 0 and 20"),
         ({"logprobs": 5}, "logprobs: must be true or false"),
-        ({"temprature": 1}, "temprature: local_model knows no such parameter; did you mean temperature?"),
+        (
+            {"temprature": 1},
+            "temprature: local_model does not support this parameter; did you mean temperature?",
+        ),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs: must be an object"),
     ],
 )
-def test_parameter_that_cannot_be_used_is_named(request_: dict[str, Any], problem: str) -> None:
+def test_invalid_parameter_is_named(request_: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadParameterError) as refused:
         sampling_of(request_, 100)
     assert problem in str(refused.value)

@@ -8,7 +8,7 @@ from nemo_gym.local_engine import EngineSettings, LocalEngine, find_weights
 
 
 class Running:
-    """An engine, and the event loop that it belongs to."""
+    """An engine and its event loop."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.runner = asyncio.Runner()
@@ -21,10 +21,10 @@ class Running:
         return engine
 
     def run(self, work: Callable[[LocalEngine], Awaitable[Any]]) -> Any:
-        async def worked() -> Any:
+        async def call_work() -> Any:
             return await work(self.engine)
 
-        return self.runner.run(worked())
+        return self.runner.run(call_work())
 
     def close(self) -> None:
         self.runner.run(self.engine.stop(5.0))
@@ -33,7 +33,7 @@ class Running:
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[Running]:
-    """One engine for all tests that do it no harm."""
+    """One engine for all tests that leave it running."""
     started = Running(EngineSettings(find_weights(), slots=4, context=512))
     yield started
     started.close()

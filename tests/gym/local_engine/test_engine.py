@@ -30,7 +30,7 @@ async def hi(engine: LocalEngine) -> list[int]:
     return await Conversation([{"role": "user", "content": "Say hi"}], [], {}).prompt(engine, 2)
 
 
-def test_engine_that_dies_is_started_again_and_the_request_is_answered(
+def test_engine_that_dies_is_started_again_and_the_request_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def killed() -> int:
@@ -38,30 +38,30 @@ def test_engine_that_dies_is_started_again_and_the_request_is_answered(
         await engine.start()
         try:
             prompt = await hi(engine)
-            asking = asyncio.create_task(generate(engine, prompt, LONG))
+            generating = asyncio.create_task(generate(engine, prompt, LONG))
             await asyncio.sleep(0.2)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
-            assert len((await asking).token_ids) == 40
+            assert len((await generating).token_ids) == 40
             return engine.deaths
         finally:
             await engine.stop(1.0)
 
     assert asyncio.run(killed()) == 1
     assert "the engine died (exit code -9)" in caplog.text
-    assert "runs again" in caplog.text
+    assert "has been started again" in caplog.text
 
 
-async def wait_until_all_slots_work(engine: LocalEngine) -> None:
+async def wait_until_all_slots_are_busy(engine: LocalEngine) -> None:
     async with asyncio.timeout(20):
         while True:
-            slots: Any = await engine.ask("/slots", {})
+            slots: Any = await engine.call("/slots", {})
             if all(slot["is_processing"] for slot in slots):
                 return
             await asyncio.sleep(0.005)
 
 
-def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on() -> None:
+def test_death_of_the_engine_loses_none_of_its_requests() -> None:
     async def killed() -> tuple[list[int], int]:
         engine = LocalEngine(settings(slots=4))
         await engine.start()
@@ -69,12 +69,12 @@ def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on()
             prompt = await hi(engine)
             lengths: list[int] = []
             for _ in range(2):
-                asking = [asyncio.create_task(generate(engine, prompt, SHORT)) for _ in range(4)]
-                await wait_until_all_slots_work(engine)
+                generating = [asyncio.create_task(generate(engine, prompt, SHORT)) for _ in range(4)]
+                await wait_until_all_slots_are_busy(engine)
                 assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
-                assert not any(task.done() for task in asking)
-                lengths += [len(said.token_ids) for said in await asyncio.gather(*asking)]
+                assert not any(task.done() for task in generating)
+                lengths += [len(generation.token_ids) for generation in await asyncio.gather(*generating)]
             return lengths, engine.deaths
         finally:
             await engine.stop(1.0)
@@ -82,7 +82,7 @@ def test_death_of_the_engine_costs_none_of_the_requests_that_it_was_working_on()
     assert asyncio.run(killed()) == ([24] * 8, 2)
 
 
-def test_nobody_waits_for_an_engine_that_is_stopped_while_it_starts_again() -> None:
+def test_requests_fail_if_the_engine_is_stopped_during_a_restart() -> None:
     async def stopped() -> None:
         engine = LocalEngine(settings())
         await engine.start()
@@ -90,17 +90,17 @@ def test_nobody_waits_for_an_engine_that_is_stopped_while_it_starts_again() -> N
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert await asyncio.to_thread(wait_until, partial(has_ended, pid))
-        asking = asyncio.create_task(generate(engine, prompt, LONG))
+        generating = asyncio.create_task(generate(engine, prompt, LONG))
         await asyncio.sleep(0.05)
         await engine.stop(0.0)
         async with asyncio.timeout(5):
             with pytest.raises(EngineError, match="being stopped"):
-                await asking
+                await generating
 
     asyncio.run(stopped())
 
 
-def test_weights_that_are_gone_when_the_engine_dies_end_the_wait_with_the_reason(tmp_path: Path) -> None:
+def test_requests_fail_with_the_reason_if_the_weights_are_missing_at_a_restart(tmp_path: Path) -> None:
     weights = tmp_path / "weights.gguf"
     weights.symlink_to(find_weights())
 
@@ -121,7 +121,7 @@ def test_weights_that_are_gone_when_the_engine_dies_end_the_wait_with_the_reason
     asyncio.run(killed())
 
 
-def test_engine_that_dies_more_often_than_its_budget_allows_is_given_up() -> None:
+def test_engine_is_not_started_again_after_max_restarts() -> None:
     async def killed() -> None:
         engine = LocalEngine(settings(max_restarts=1))
         await engine.start()
@@ -140,32 +140,32 @@ def test_engine_that_dies_more_often_than_its_budget_allows_is_given_up() -> Non
     asyncio.run(killed())
 
 
-def test_stopping_lets_a_generation_end_and_leaves_no_process() -> None:
+def test_stopping_waits_for_generations_and_leaves_no_process() -> None:
     async def stopped() -> tuple[int, int]:
         engine = LocalEngine(settings())
         await engine.start()
-        asking = asyncio.create_task(generate(engine, await hi(engine), LONG))
+        generating = asyncio.create_task(generate(engine, await hi(engine), LONG))
         await asyncio.sleep(0.1)
         assert engine.pid is not None
         await engine.stop(10.0)
-        return engine.pid, len((await asking).token_ids)
+        return engine.pid, len((await generating).token_ids)
 
     pid, generated = asyncio.run(stopped())
     assert generated == 40
     assert not is_running(pid)
 
 
-def test_stopping_waits_no_longer_than_it_may() -> None:
+def test_stopping_waits_no_longer_than_its_limit() -> None:
     async def stopped() -> int:
         engine = LocalEngine(settings(context=2048))
         await engine.start()
-        asking = asyncio.create_task(generate(engine, await hi(engine), LONG | {"n_predict": 2000}))
+        generating = asyncio.create_task(generate(engine, await hi(engine), LONG | {"n_predict": 2000}))
         await asyncio.sleep(0.1)
         assert engine.pid is not None
         async with asyncio.timeout(10):
             await engine.stop(0.2)
         with pytest.raises(EngineError):
-            await asking
+            await generating
         return engine.pid
 
     assert not is_running(asyncio.run(stopped()))
@@ -189,7 +189,7 @@ asyncio.run(main())
     assert wait_until(lambda: not is_running(pid), 10)
 
 
-def test_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
+def test_file_without_weights_is_named(tmp_path: Path) -> None:
     file = tmp_path / "not.gguf"
     file.write_text("no weights")
 
@@ -200,7 +200,7 @@ def test_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
         asyncio.run(start())
 
 
-def test_chat_template_that_cannot_be_used_is_told_at_the_start() -> None:
+def test_invalid_chat_template_fails_the_start() -> None:
     async def start() -> None:
         await LocalEngine(settings(chat_template="{% if %}")).start()
 

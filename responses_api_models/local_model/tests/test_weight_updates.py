@@ -1,4 +1,4 @@
-"""Weights that are changed while the server runs, embedded and over HTTP."""
+"""Loading other weights into a running server, embedded and over HTTP."""
 
 import asyncio
 from pathlib import Path
@@ -19,17 +19,17 @@ BODY = {"input": "Say hi", "temperature": 0, "max_output_tokens": 8}
 
 
 async def post(client: ServerClient, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    answer = await client.post("policy_model", path, json=body)
-    assert answer.status == status, await answer.text()
-    return await answer.json()
+    response = await client.post("policy_model", path, json=body)
+    assert response.status == status, await response.text()
+    return await response.json()
 
 
 async def refit(client: ServerClient, changed: Path) -> None:
     before = await post(client, "/v1/responses", BODY)
     assert not before.get("metadata")
 
-    wanted = {"model_path": str(changed), "weight_version": 7}
-    assert await post(client, "/load_weights", wanted) == wanted
+    new_weights = {"model_path": str(changed), "weight_version": 7}
+    assert await post(client, "/load_weights", new_weights) == new_weights
     after = await post(client, "/v1/responses", BODY | {"metadata": {"mine": "x"}})
     assert after["metadata"] == {"mine": "x", "weight_version": "7"}
     assert after["model"] == before["model"] == find_weights().stem
@@ -39,7 +39,7 @@ async def refit(client: ServerClient, changed: Path) -> None:
     assert abs(old["generation_log_probs"][0] - new["generation_log_probs"][0]) > 1
 
     missing = await post(client, "/load_weights", {"model_path": "nowhere.gguf"}, status=400)
-    assert "there is no file nowhere.gguf" in missing["detail"]
+    assert "file nowhere.gguf not found" in missing["detail"]
     bad = await post(client, "/load_weights", {"model_path": "README.md", "weight_version": 8}, status=400)
     assert "README.md" in bad["detail"]
     messages = [{"role": "user", "content": "Say hi"}]
@@ -60,7 +60,7 @@ def changed(tmp_path: Path) -> Path:
     return write_changed_weights(tmp_path / "changed.gguf")
 
 
-def test_answers_come_from_the_weights_that_were_loaded_and_say_which(changed: Path) -> None:
+def test_responses_come_from_the_loaded_weights_and_have_their_version(changed: Path) -> None:
     async def embedded() -> None:
         async with nemo_gym.open_servers(CONFIG, SMALL) as client:
             await refit(client, changed)
@@ -68,6 +68,6 @@ def test_answers_come_from_the_weights_that_were_loaded_and_say_which(changed: P
     asyncio.run(embedded())
 
 
-def test_weights_are_loaded_over_http_as_they_are_in_one_process(changed: Path) -> None:
+def test_weights_are_loaded_over_http_too(changed: Path) -> None:
     with NgRun([CONFIG], SMALL) as served:
         asyncio.run(refit(ServerClient.load_from_global_config(served.head), changed))
