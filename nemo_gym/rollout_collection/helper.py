@@ -15,7 +15,6 @@ from nemo_gym.client import ServerClient
 from nemo_gym.config import max_rollout_attempts
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
-from nemo_gym.http import get_response_json, raise_for_status
 from nemo_gym.journal import read_lines
 from nemo_gym.metrics import measured
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
@@ -25,6 +24,7 @@ from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollecti
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.report import report
 from nemo_gym.rollout_collection.display.screen import Display
+from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows
 from nemo_gym.rollout_collection.recording.recovery import mend_output, read_failures
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
@@ -68,18 +68,19 @@ class RolloutCollectionHelper(BaseModel):
         head_server_config: BaseServerConfig | None = None,
         semaphore: AbstractAsyncContextManager[Any] | None = None,
     ) -> Iterator[Awaitable[tuple[Row, Row]]]:
-        """Play these rows; gives an awaitable for each, in the order in which they are done.
+        """Play these rows; returns an awaitable per row, in the order in which they finish.
 
-        Each gives `(row, result)`, or raises what went wrong: what a failure means is the caller's decision.
+        Each returns `(row, result)` or raises the error, also for a rollout that its agent declares failed:
+        the caller decides what a failure means.
         """
         client = self.setup_server_client(head_server_config)
         slots = asyncio.Semaphore(DEFAULT_PARALLEL) if semaphore is None else semaphore
 
-        async def play(row: Row) -> tuple[Row, Row]:
+        async def played(row: Row) -> tuple[Row, Row]:
             async with slots:
                 return row, await _played(client, row)
 
-        return asyncio.as_completed([play(row) for row in examples])
+        return asyncio.as_completed([played(row) for row in examples])
 
     def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:
         """The materialized inputs."""
@@ -138,12 +139,10 @@ def _packed_key(row: Mapping[str, Any]) -> int:
 
 
 async def _played(client: ServerClient, row: Row) -> Row:
-    """What the agent makes of one row."""
+    """The result of one row."""
     if not agent_of(row):
         raise InputError(f'a row names no agent; give it "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}}')
     rollout = f"{row.get(TASK_INDEX_KEY_NAME, '?')}:{row.get(ROLLOUT_INDEX_KEY_NAME, '?')}"
     current_activity.set(Activity(rollout, _CALL_TIMEOUT_S))
-    response = await client.post(agent_of(row), "/run", json=row, timeout=_ROLLOUT_TIMEOUT_S)
-    await raise_for_status(response)
-    result: Row = await get_response_json(response)
+    result = (await play(client, agent_of(row), row, _ROLLOUT_TIMEOUT_S)).rollout
     return {**result, **_indices(row), AGENT_REF_KEY_NAME: row[AGENT_REF_KEY_NAME]}

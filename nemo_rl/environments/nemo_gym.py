@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gym.activity import Activity, current_activity
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.failures import declared_kind
+from nemo_gym.failures import Boundary
 from nemo_gym.http import ServerCallError, ServerUnreachableError
 from nemo_gym.launch import open_servers
 from nemo_gym.rollout_collection import RolloutCollectionHelper
-from nemo_gym.types import (
-    AGENT_REF_KEY_NAME,
-    NG_FAILURE_CLASS_KEY,
-    NG_JUDGE_ERROR_KEY,
-    NG_NO_PERSIST_KEY,
-    NG_TERMINAL_KEY,
-)
+from nemo_gym.rollout_collection.execution.play import PLAY_ERRORS, NotAnObject, kind_of_play_error, play
+from nemo_gym.types import AGENT_REF_KEY_NAME
 from nemo_rl.environments.gym_results import GymResult, gym_result
 from nemo_rl.experience.failures import GymTransportError, gym_failure
 
@@ -185,9 +180,12 @@ class _GymServers:
         agent = row[AGENT_REF_KEY_NAME]["name"]
         async with self._open.slots:
             current_activity.set(Activity(f"row {row[_ROWIDX]}", self._limits.call_timeout_s))
-            rollout = await self._post(agent, "/run", row, self._limits.row_timeout_s)
-        _raise_declared_failure(rollout, agent)
-        return rollout
+            try:
+                return (await play(self._open.client, agent, row, self._limits.row_timeout_s)).rollout
+            except NotAnObject as error:
+                return error.value  # refused when it is converted
+            except PLAY_ERRORS as error:
+                raise gym_failure(kind_of_play_error(error, Boundary.TRAINER), str(error)) from error
 
     async def _post(self, server: str, path: str, body: Any, longest_s: float) -> Any:
         try:
@@ -238,13 +236,3 @@ def _converted(answer: Any, rowidx: int, tokenizer: Decoder) -> GymResult:
     except Exception as error:
         error.add_note(f"in the answer to row {rowidx}")
         raise
-
-
-def _raise_declared_failure(rollout: Any, agent: str) -> None:
-    """Raise if the agent or verifier declared the rollout failed: its reward has no meaning then."""
-    keys = (NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY)
-    if not isinstance(rollout, dict) or not any(rollout.get(key) for key in keys):
-        return
-    kind = declared_kind(rollout.get(NG_FAILURE_CLASS_KEY))
-    reason = rollout.get(NG_JUDGE_ERROR_KEY) or "no reason given"
-    raise gym_failure(kind, f"{agent} declared this rollout failed ({kind}): {reason}")

@@ -339,6 +339,26 @@ def test_example_that_fails_raises_and_the_others_come_all_the_same() -> None:
     assert error.origin_status == 400
 
 
+def test_example_that_its_agent_declares_failed_raises(playground: Playground) -> None:
+    playground.answer("0:0", reward=-1.0, _ng_failure_class="bad_weather", _ng_failure_judge_error="it rains")
+    playground.answer("1:0", "[1]")
+    ref = {"name": "answering"}
+    rows = [row("a", agent_ref=ref, _ng_task_index=task, _ng_rollout_index=0) for task in range(3)]
+
+    async def run() -> list[Exception | tuple[Row, Row]]:
+        async with nemo_gym.open_servers(playground.config_paths, playground.servers):
+            futures = list(RolloutCollectionHelper().run_examples(rows))
+            return await asyncio.gather(*futures, return_exceptions=True)
+
+    results = asyncio.run(run())
+    errors = sorted(str(one) for one in results if isinstance(one, Exception))
+    assert errors == [
+        "answering declared this rollout failed (bad_weather): it rains",
+        "the response of answering is not a JSON object: b'[1]'",
+    ]
+    assert [given for given, _ in (one for one in results if isinstance(one, tuple))] == rows[2:]
+
+
 def test_semaphore_of_the_caller_is_respected() -> None:
     with (endpoint := SlowEndpoint(enough=3)):
 

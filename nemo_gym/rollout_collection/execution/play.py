@@ -1,0 +1,100 @@
+"""One play of a row: a request to the agent's `/run`, whose response is a rollout or an error.
+
+The collector, `run_examples` and `nemo_rl` all play rows with this function.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from nemo_gym.client import ServerClient
+from nemo_gym.codec import decode_json
+from nemo_gym.errors import NeMoGymError
+from nemo_gym.failures import AnyKind, Boundary, declared_kind, kind_of_exception
+from nemo_gym.http import ServerCallError, ServerUnreachableError
+from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_JUDGE_ERROR_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY
+
+_DECLARING_KEYS = (NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY)
+
+
+class InvalidRollout(NeMoGymError):
+    """The agent's response is not a rollout."""
+
+
+class UnreadableRollout(InvalidRollout):
+    """The agent's response is not JSON."""
+
+
+class NotAnObject(InvalidRollout):
+    """The agent's response is JSON, but not an object."""
+
+    def __init__(self, message: str, value: Any) -> None:
+        super().__init__(message)
+        self.value = value
+
+
+class AgentFailure(NeMoGymError):
+    """The agent or its verifier declared the rollout failed: it has no meaningful reward."""
+
+    def __init__(self, agent: str, rollout: dict[str, Any]) -> None:
+        self.kind: AnyKind = declared_kind(rollout.get(NG_FAILURE_CLASS_KEY))
+        self.is_terminal = bool(rollout.get(NG_TERMINAL_KEY))
+        self.is_kept = not rollout.get(NG_NO_PERSIST_KEY)
+        reason = rollout.get(NG_JUDGE_ERROR_KEY) or "no reason given"
+        super().__init__(f"{agent} declared this rollout failed ({self.kind}): {reason}")
+
+
+PLAY_ERRORS = (ServerCallError, ServerUnreachableError, InvalidRollout, AgentFailure)
+"""What `play` raises, apart from bugs and what the servers raise in this process."""
+
+
+def kind_of_play_error(error: Exception, boundary: Boundary) -> AnyKind:
+    """The kind that the agent declared, else what the table of failures says."""
+    return error.kind if isinstance(error, AgentFailure) else kind_of_exception(error, boundary)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What an agent made of a row."""
+
+    rollout: dict[str, Any]
+    strict_json: bytes | None = None
+    """The body that it was read from, if any JSON parser can read it."""
+
+
+def read_exactly(body: bytes) -> Played:
+    """The rollout with whole numbers of any size."""
+    return Played(decode_json(body))
+
+
+def read_fast(body: bytes) -> Played:
+    """The rollout with whole numbers beyond 64 bits as floats."""
+    try:
+        return Played(orjson.loads(body), body)
+    except orjson.JSONDecodeError:
+        return Played(decode_json(body))  # NaN and the like, which strict parsers refuse
+
+
+async def play(
+    client: ServerClient,
+    agent: str,
+    row: Any,
+    timeout_s: float | None = None,
+    read: Callable[[bytes], Played] = read_exactly,
+) -> Played:
+    """Have an agent play a row; raises one of PLAY_ERRORS if there is no rollout."""
+    response = await client.post(agent, "/run", json=row, timeout=timeout_s)
+    response.raise_for_status()
+    body = await response.read()
+    try:
+        played = read(body)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRollout(f"the response of {agent} is not JSON ({error}): {body[:200]!r}") from error
+    rollout = played.rollout
+    if not isinstance(rollout, dict):
+        raise NotAnObject(f"the response of {agent} is not a JSON object: {body[:200]!r}", rollout)
+    if any(rollout.get(key) for key in _DECLARING_KEYS):
+        raise AgentFailure(agent, rollout)
+    return played
