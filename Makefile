@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 
-.PHONY: help venv demo test test-core grpo-copying grpo-tools soak check lint types format bench constraints clean
+.PHONY: help venv demo test test-core quick grpo-copying grpo-tools soak check lint types format bench constraints clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -56,6 +56,9 @@ test: $(READY_DEV)  ## Set up and run the tests
 
 test-core: $(READY_CORE)  ## Set up without torch and run the tests that do not need it
 	@$(BIN)/python -m scripts.run_tests -m 'not torch'
+
+quick: $(READY_DEV)  ## Lint, types, and the tests nearest to what changed (under 90 s)
+	@$(BIN)/python -m scripts.quick_tests
 
 grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path, 3 minutes)
 	@$(BIN)/python -m examples.grpo.copying
