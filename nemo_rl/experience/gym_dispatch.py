@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_rl.experience.failures import FailureClass, GymTransportError, classify_rollout_failure
+from nemo_rl.experience.failures import TERMINAL, FailureClass, GymTransportError, classify_rollout_failure
 from nemo_rl.experience.group import Sleep, current_group, described
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats
 
@@ -97,6 +97,8 @@ class RowDispatch:
                 async for rowidx, result, timing in stream:
                     delivered.place(rowidx, result, sent)
                     spent |= timing or {}
+        except TERMINAL:
+            raise
         except Exception as error:  # the boundary to the handle: an outage is worth another try
             if classify_rollout_failure(error) is not FailureClass.INFRA:
                 raise

@@ -274,8 +274,9 @@ def test_error_of_the_endpoint_is_handed_on_with_status_and_body(status: int, ki
     assert len(asked.requests) == 1
 
 
-def test_endpoint_that_fails_once_is_asked_again() -> None:
-    answers = iter([web.Response(status=503, headers={"Retry-After": "0.01"}), [message("hi")]])
+@pytest.mark.parametrize("status", [503, 529])
+def test_endpoint_that_fails_once_is_asked_again(status: int) -> None:
+    answers = iter([web.Response(status=status, headers={"Retry-After": "0.01"}), [message("hi")]])
     asked = Asked(lambda request: next(answers), {"input": "x"})
     assert (asked.answer.status, len(asked.requests)) == (200, 2)
 

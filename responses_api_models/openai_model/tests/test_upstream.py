@@ -84,6 +84,57 @@ def test_error_stands_as_it_was_where_the_other_api_is_missing_too() -> None:
         assert it.apis == ["responses", "chat"] * 2
 
 
+def kind_of(response: ClientResponse) -> str:
+    return response.headers["x-nemo-gym-failure-kind"]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_endpoint_without_either_route_is_misconfigured(status: int) -> None:
+    with asking(lambda request: missing(status)) as it:
+        response = asyncio.run(it.post({"input": "x"}))
+    assert (response.status, kind_of(response)) == (status, "configuration")
+
+
+def test_missing_route_of_a_server_that_names_the_kind_keeps_that_kind() -> None:
+    headers = {"x-nemo-gym-failure-kind": "data"}  # as replay_model sends for a request it did not record
+    with asking(lambda request: web.Response(status=404, text="not recorded", headers=headers)) as it:
+        assert kind_of(asyncio.run(it.post({"input": "x"}))) == "data"
+        assert it.apis == ["responses", "chat"]
+
+
+def test_404_of_the_only_route_in_use_is_configuration_until_it_has_responded() -> None:
+    model = web.json_response({"message": "The model `x` does not exist."}, status=404)
+    replies: Iterator[Any] = iter([missing(), answer(completion()), missing(), model])
+    with asking(lambda request: next(replies), upstream_api="chat_completions") as it:
+        responses = [asyncio.run(it.post({"input": "x"})) for _ in range(4)]
+    assert [response.status for response in responses] == [404, 200, 404, 404]
+    assert [kind_of(responses[n]) for n in (0, 2, 3)] == ["configuration", "data", "configuration"]
+
+
+def test_requests_that_wait_for_the_other_route_fail_as_infrastructure_if_it_cannot_be_read() -> None:
+    count = 0
+    all_here = asyncio.Event()
+
+    async def script(request: Json) -> web.Response:
+        nonlocal count
+        if "input" in request:
+            count += 1
+            if count == 3:
+                all_here.set()
+            return missing()
+        await all_here.wait()
+        await asyncio.sleep(0.05)  # for their 404 to arrive
+        return answer({"choices": []})
+
+    async def run(it: Asking) -> list[ClientResponse]:
+        return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(3))))
+
+    with asking(script) as it:
+        responses = asyncio.run(run(it))
+    assert {response.status for response in responses} <= {404, 502}
+    assert {kind_of(response) for response in responses} == {"infrastructure"}
+
+
 @pytest.mark.parametrize(("status", "kind"), [(400, "data"), (401, "configuration"), (500, "infrastructure")])
 def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: int, kind: str) -> None:
     def script(request: Json) -> web.Response:
@@ -118,7 +169,8 @@ def test_route_that_has_worked_is_not_doubted_again() -> None:
 def test_error_that_names_what_is_missing_is_no_missing_route() -> None:
     body = {"error": {"message": "no such model", "code": "model_not_found"}}
     with asking(lambda request: web.json_response(body, status=404)) as it:
-        assert asyncio.run(it.post({"input": "x"})).status == 404
+        response = asyncio.run(it.post({"input": "x"}))
+        assert (response.status, kind_of(response)) == (404, "configuration")
         assert it.apis == ["responses"]
 
 
@@ -217,7 +269,8 @@ def test_request_that_cannot_be_converted_is_refused() -> None:
 
 def test_request_that_cannot_be_converted_leaves_the_way_open() -> None:
     with asking(chat_only) as it:
-        assert asyncio.run(it.post({"input": "x", "previous_response_id": "r"})).status == 404
+        response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
+        assert (response.status, kind_of(response)) == (404, "data")  # the other route was not asked
         it.ask({"input": "x"})
         assert it.apis == ["responses", "responses", "chat"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,7 @@ from aiohttp import web
 from fastapi import HTTPException
 
 from nemo_gym.base_resources_server import BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.errors import JudgeError
 from nemo_gym.http import ClientResponse, ServerCallError, raise_for_status
 from nemo_gym.servers.hosted import HostedServer
 from responses_api_agents.simple_agent.app import SimpleAgent
@@ -37,12 +39,13 @@ def run_row(script: Script, environment: type[SimpleResourcesServer] = Environme
         return run_row_at(endpoint.base_url, environment)
 
 
-def run_row_at(base_url: str, environment: type[SimpleResourcesServer] = Environment) -> ClientResponse:
+def run_row_at(
+    base_url: str, environment: type[SimpleResourcesServer] = Environment, **settings: Any
+) -> ClientResponse:
     world = World()
     world.add("tools", environment)
-    world.add(
-        "policy_model", OpenAIModel, openai_base_url=base_url, openai_api_key="sk-hush", openai_model="m"
-    )
+    endpoint = {"openai_base_url": base_url, "openai_api_key": "sk-hush", "openai_model": "m"}
+    world.add("policy_model", OpenAIModel, **endpoint, **settings)
     world.add(
         "agent",
         SimpleAgent,
@@ -98,6 +101,22 @@ def test_endpoint_that_is_not_there_is_infrastructure() -> None:
     assert (status, server, kind) == (500, "policy_model", "infrastructure")
 
 
+@pytest.mark.parametrize(
+    ("errno", "kind"), [(socket.EAI_NONAME, "configuration"), (socket.EAI_AGAIN, "infrastructure")]
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_endpoint_whose_address_does_not_resolve_is_configuration(
+    errno: int, kind: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_such_host(*args: Any, **options: Any) -> Any:
+        raise socket.gaierror(errno, "no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_host)
+    answer = run_row_at(f"{scheme}://no-such-host.invalid/v1", max_tries=1)
+    assert cause_of(answer) == (500, "policy_model", 503, kind)
+    assert "no-such-host.invalid" in asyncio.run(answer.text())
+
+
 def test_endpoint_that_answers_no_json_is_infrastructure() -> None:
     answer = run_row(lambda request: web.Response(text="<html>busy</html>"))
     assert cause_of(answer) == (500, "policy_model", 502, "infrastructure")
@@ -131,6 +150,21 @@ def test_exception_of_a_tool_is_for_the_model_to_see_and_logged_once(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "tools: LookupError('no such shelf')"
     ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "output"), [("no_such_tool", "there is no tool named"), ("find", "no such book")]
+)
+def test_404_of_a_tool_is_for_the_model_to_see(tool: str, output: str) -> None:
+    async def find(body: dict[str, Any]) -> None:
+        raise HTTPException(404, "no such book")
+
+    def script(request: dict[str, Any]) -> list[dict[str, Any]]:
+        return [message("sorry")] if tool_outputs(request) else [function_call(tool)]
+
+    answer = run_row(script, with_tools(Environment, find=find))
+    assert answer.status == 200
+    assert output in asyncio.run(answer.json())["response"]["output"][1]["output"]
 
 
 def test_row_that_the_verifier_cannot_read_is_data() -> None:
@@ -167,6 +201,7 @@ def test_secret_is_in_no_answer_and_in_no_log(caplog: pytest.LogCaptureFixture) 
         (aiohttp.ServerTimeoutError("late"), "infrastructure"),
         (TimeoutError("the checker is slow"), "data"),
         (ConnectionResetError("its own database"), "data"),
+        (JudgeError("no verdict"), "judge_failed"),
     ],
 )
 def test_exception_of_an_environments_code_is_data_unless_it_is_our_clients(
@@ -183,7 +218,8 @@ def test_exception_of_an_environments_code_is_data_unless_it_is_our_clients(
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "data"), (422, "data"), (500, "data"), (429, "infrastructure"), (503, "infrastructure")],
+    [(400, "data"), (401, "data"), (404, "data"), (422, "data"), (500, "data")]
+    + [(status, "infrastructure") for status in (408, 429, 503, 529)],
 )
 @pytest.mark.parametrize("query", ["", "?through=the-application"])
 def test_error_status_that_an_endpoint_chooses_names_its_cause(status: int, kind: str, query: str) -> None:

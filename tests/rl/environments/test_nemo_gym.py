@@ -15,6 +15,7 @@ from nemo_gym.config_types import BaseServerConfig, ConfigError
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_rl.environments.nemo_gym import NemoGym, NemoGymBatch
 from nemo_rl.experience.failures import (
+    TERMINAL,
     FailureClass,
     GymTransportError,
     RolloutConfigurationError,
@@ -69,6 +70,8 @@ class Agent(SimpleResponsesAPIAgent):
             playing -= 1
         if "raises" in row:
             raise RuntimeError(row["raises"])
+        if "kind" in row:
+            return Response("no", 500, {"x-nemo-gym-failure-kind": row["kind"]})
         if "status" in row:
             raise HTTPException(row["status"], "scripted")
         if "body" in row:
@@ -199,6 +202,16 @@ def test_refusal_is_a_failure_of_the_data_as_one_text(status: int) -> None:
     assert type(error) is RolloutDataFailure
     assert as_one_text(error)
     assert classify_rollout_failure(error) is FailureClass.DATA
+
+
+def test_wrong_configuration_of_a_model_server_ends_the_run() -> None:
+    error = failure(kind="configuration")
+    assert type(error) is RolloutConfigurationError
+    assert isinstance(error, TERMINAL) and as_one_text(error)
+
+
+def test_kind_that_nobody_knows_leaves_it_to_the_status() -> None:
+    assert type(failure(kind="infrastucture")) is GymTransportError
 
 
 def test_bug_of_an_environment_is_told_as_one_and_not_as_an_outage() -> None:

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from nemo_rl.experience.failures import GymTransportError, RolloutDataFailure, RolloutTimeout
+from nemo_rl.experience.failures import (
+    GymTransportError,
+    RolloutConfigurationError,
+    RolloutDataFailure,
+    RolloutTimeout,
+)
 from nemo_rl.experience.gym_dispatch import merged_timings
 from nemo_rl.experience.integrity import advantage_audit
 from nemo_rl.experience.interfaces import GroupIntegrity, PromptGroupRecord
@@ -94,6 +99,16 @@ def test_failure_that_would_come_again_is_not_tried_again(error: Exception) -> N
     with pytest.raises(type(error)):
         play_group(handle, retry_policy=row_attempts(3), sleep=Waits())
     assert handle.dispatches == [[0, 1]]
+
+
+@pytest.mark.parametrize("rule", ["drop", "shrink", "mask"])
+def test_configuration_error_ends_the_run_although_an_unknown_host_caused_it(rule: Any) -> None:
+    error = RolloutConfigurationError("wrong address")
+    error.__cause__ = ConnectionError("no such host")
+    handle = Streaming(broken(0, error=error))
+    with pytest.raises(RolloutConfigurationError):
+        play_group(handle, retry_policy=row_attempts(3), sleep=Waits(), integrity=GroupIntegrity(rule))
+    assert len([row for rows in handle.dispatches for row in rows if row == 0]) == 1
 
 
 def test_row_that_is_not_in_the_second_dispatch_is_refused() -> None:

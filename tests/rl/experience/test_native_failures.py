@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from nemo_gym.http import ClientResponse, EndpointError
 from nemo_rl.environments.interfaces import EnvironmentReturn
 from nemo_rl.experience.failures import (
     GenerationUnavailable,
+    RolloutConfigurationError,
     RolloutDataFailure,
     RolloutFailure,
     RolloutStall,
@@ -367,6 +369,14 @@ def test_failure_that_must_end_the_run_is_nobody_s_alone(rule: Any) -> None:
     stall.__cause__ = ConnectionError("gone")
     script = [[Turn([21])], [Turn([], error=stall)], [Turn([23])]]
     with pytest.raises(RolloutStall, match="nothing moves"):
+        run(script, [Step(terminated=True)], integrity=GroupIntegrity(rule, member_attempts=2))
+
+
+@pytest.mark.parametrize("rule", ["drop", "shrink", "mask"])
+def test_backend_with_a_wrong_key_ends_the_run(rule: Any) -> None:
+    refused = EndpointError(ClientResponse(401, (), b"Incorrect API key"))
+    script = [[Turn([21])], [Turn([], error=refused)], [Turn([23])]]
+    with pytest.raises(RolloutConfigurationError, match=r"traj_idx=1: .*Incorrect API key"):
         run(script, [Step(terminated=True)], integrity=GroupIntegrity(rule, member_attempts=2))
 
 

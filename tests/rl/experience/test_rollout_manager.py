@@ -12,9 +12,9 @@ import pytest
 from nemo_rl.experience import rollout_manager
 from nemo_rl.experience.buffer import PromptGroupBuffer
 from nemo_rl.experience.failures import (
+    TERMINAL,
     RolloutDataFailure,
     RolloutRedispatchExhausted,
-    RolloutStall,
     RolloutTimeout,
 )
 from nemo_rl.experience.interfaces import PromptGroupRecord
@@ -219,7 +219,7 @@ def test_infrastructure_that_fails_prompt_after_prompt_ends_the_run_unless_one_i
     assert manager.stats.as_metrics()["rollout/max_consecutive_infra_drops"] == 2.0
 
 
-@pytest.mark.parametrize("terminal", [RolloutStall, RolloutRedispatchExhausted])
+@pytest.mark.parametrize("terminal", TERMINAL)
 @pytest.mark.parametrize("cause", [None, ConnectionError("gone")])
 def test_what_must_end_the_run_is_neither_tried_again_nor_skipped(terminal: Any, cause: Any) -> None:
     error = terminal("the end")
