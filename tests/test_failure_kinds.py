@@ -25,7 +25,7 @@ from nemo_gym.http import (
 )
 from nemo_gym.records import Key, packed
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
-from nemo_gym.rollout_collection.outcome import Failure, Outcome, Task
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout
 from nemo_gym.rollout_collection.recording.ledger import Ledger
 from nemo_gym.rollout_collection.recording.recovery import PastFailures, read_failures
 from nemo_rl.experience.failures import (
@@ -72,16 +72,16 @@ def failure(kind: FailureKind) -> Failure:
 
 
 def dispatched(kind: FailureKind) -> Failure:
-    """The outcome of a task whose every attempt fails with this kind."""
+    """The outcome of a rollout whose every attempt fails with this kind."""
     outcomes: list[Outcome] = []
 
-    async def fail(task: Task, activity: Activity) -> Outcome:
+    async def fail(rollout: PlannedRollout, activity: Activity) -> Outcome:
         return failure(kind)
 
     async def run() -> None:
         policy = RolloutPolicy(60.0, RetryPolicy(attempts=3, base_delay_s=0.0))
-        dispatcher = Dispatcher(fail, lambda task, _: Activity(str(task.key)), policy, outcomes.append)
-        dispatcher.submit(Task(KEY, "agent", REF, b"{}", data_attempts_left=2))
+        dispatcher = Dispatcher(fail, lambda rollout, _: Activity(str(rollout.key)), policy, outcomes.append)
+        dispatcher.submit(PlannedRollout(KEY, "agent", REF, b"{}", data_attempts_left=2))
         while dispatcher.in_flight:
             dispatcher.changed.clear()
             await dispatcher.changed.wait()
