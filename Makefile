@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KILLS ?= 200
 ROLLOUTS ?= 200
+SESSIONS ?= 200000
 READY_DEMO := $(VENV)/.demo-ready
 READY_DEV := $(VENV)/.dev-ready
 READY_CORE := $(VENV)/.core-ready
@@ -66,9 +67,10 @@ grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path,
 grpo-tools: $(READY_DEV)  ## Train the small model to use the calculator (Gym path, three seeds, 45 minutes)
 	@$(BIN)/python -m examples.grpo.tool_task
 
-soak: $(READY_DEV)  ## Kill and resume collections KILLS=200 times; check the tokens of ROLLOUTS=200
+soak: $(READY_DEV)  ## Kill and resume collections KILLS=200 times; check tokens of ROLLOUTS=200; play SESSIONS=200000
 	@SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/e2e/test_killed_collections.py
 	@SOAK_ROLLOUTS=$(ROLLOUTS) $(BIN)/python -m pytest -s tests/e2e/test_local_tokens.py
+	@SOAK_SESSIONS=$(SESSIONS) $(BIN)/python -m pytest -s tests/e2e/test_session_soak.py
 
 lint: $(READY_DEV)
 	@$(BIN)/ruff check .

@@ -123,6 +123,9 @@ class SessionStore:
             return SessionEndedError(f"session {session_id} was dropped: over {limit} unused ones were open")
         return None
 
+    def __len__(self) -> int:
+        return len(self._in_use) + len(self._kept)
+
     def holds(self, session_id: str) -> bool:
         """Whether there is more to the session than its id."""
         return session_id in self._in_use or session_id in self._kept
