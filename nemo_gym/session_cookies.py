@@ -18,7 +18,7 @@ CLOSE_SESSION_PATH = "/close_session"
 SEED_SESSION_PATH = "/seed_session"
 
 _PREFIX = "ng_session_"
-_KEPT = "k"
+KEPT_MARK = "k"
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _VALUE = re.compile(r"((?:(\d+)w)?[0-9a-f]{32})(k?)")
 
@@ -51,8 +51,11 @@ def parse_session_cookie(cookie: "str | Morsel[str] | None") -> SessionCookie | 
     return SessionCookie(session_id, None if worker is None else int(worker), bool(mark))
 
 
-def session_cookie_value(session_id: str, *, is_kept: bool) -> str:
-    return session_id + _KEPT if is_kept else session_id
+def session_id_in(cookie: "str | Morsel[str] | None") -> str | None:
+    """The id alone: every request needs it."""
+    value = cookie if cookie is None or isinstance(cookie, str) else cookie.value
+    found = _VALUE.fullmatch(value) if value else None
+    return None if found is None else found[1]
 
 
 class Poster(Protocol):
@@ -84,14 +87,14 @@ class ReceivedSessions:
     def note(self, client: Poster, headers: Sequence[tuple[str, str]]) -> None:
         """Take note of the session cookies among the headers of a response."""
         for name, header in headers:
-            if header.startswith(_PREFIX) and name.lower() == "set-cookie":
+            # Nearly all are rejected by the first test.
+            if "k;" in header and header.startswith(_PREFIX) and name.lower() == "set-cookie":
                 cookie_name, _, value = header.partition(";")[0].partition("=")
-                if value.endswith(_KEPT):
-                    self._note_kept(client, cookie_name, value)
+                self._note_kept(client, cookie_name, value)
 
     def _note_kept(self, client: Poster, cookie_name: str, value: str) -> None:
         cookie = parse_session_cookie(value)
-        if cookie is None or cookie.session_id in self.kept:
+        if cookie is None or not cookie.is_kept or cookie.session_id in self.kept:
             return
         brought = parse_session_cookie(self.brought.get(cookie_name))
         server_name = client.server_of_cookie(cookie_name)

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nemo_gym.servers.asgi import cookies_of, send_answer
 from nemo_gym.servers.run_sessions import RUN_PATH, Run, RunSessions
 from nemo_gym.servers.sessions import SessionStore
-from nemo_gym.session_cookies import CLOSE_SESSION_PATH, parse_session_cookie
+from nemo_gym.session_cookies import CLOSE_SESSION_PATH, session_id_in
 from nemo_gym.undocumented.starlette_internals import parse_cookies
 
 
@@ -100,6 +100,6 @@ def is_run(method: str, path: str) -> bool:
 
 async def close_session(store: SessionStore, cookie: "str | Morsel[str] | None") -> None:
     """End the session that a request to `/close_session` came with."""
-    parsed = parse_session_cookie(cookie)
-    if parsed is not None:
-        await store.end(parsed.session_id)
+    session_id = session_id_in(cookie)
+    if session_id is not None:
+        await store.end(session_id)

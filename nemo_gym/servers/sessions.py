@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 
 from nemo_gym.activity import current_activity
 from nemo_gym.failures import FailureKind
-from nemo_gym.session_cookies import SEED_SESSION_PATH, parse_session_cookie, session_cookie_value
+from nemo_gym.session_cookies import KEPT_MARK, SEED_SESSION_PATH, session_id_in
 from nemo_gym.types import SESSION_ID_KEY
 from nemo_gym.undocumented.starlette_internals import parse_cookies
 
@@ -109,10 +109,10 @@ class SessionStore:
 
         Seeding begins a session: it gets a new id if the one it came with has ended.
         """
-        parsed = parse_session_cookie(cookie)
-        if parsed is None or (path == SEED_SESSION_PATH and self.ended(parsed.session_id)):
+        session_id = session_id_in(cookie)
+        if session_id is None or (path == SEED_SESSION_PATH and self.ended(session_id)):
             return self._prefix + secrets.token_hex(16)
-        return parsed.session_id
+        return session_id
 
     def ended(self, session_id: str) -> SessionEndedError | None:
         """Why a request with that id is refused; None if it is not."""
@@ -130,9 +130,8 @@ class SessionStore:
         """Whether there is more to the session than its id."""
         return session_id in self._in_use or session_id in self._kept
 
-    def open(self, session_id: str | None) -> Session:
-        """The session of a request that came with that id."""
-        session_id = self.identify(session_id)
+    def open(self, session_id: str) -> Session:
+        """The session of a request with that id, as `identify` gives it."""
         session = self._in_use.get(session_id)
         if session is None:
             session = self._kept.pop(session_id, None) or Session(session_id)
@@ -173,8 +172,8 @@ class SessionStore:
 
     def set_cookie(self, session_id: str, session: Session | None) -> str:
         """The value of the Set-Cookie header, which is on every response."""
-        value = session_cookie_value(session_id, is_kept=session is not None and self._is_kept(session))
-        return f"{self.cookie_name}={value}; Path=/; HttpOnly; SameSite=lax"
+        mark = KEPT_MARK if session is not None and self._is_kept(session) else ""
+        return f"{self.cookie_name}={session_id}{mark}; Path=/; HttpOnly; SameSite=lax"
 
     def cookie_in(self, cookie_header: str) -> str | None:
         """The value of this server's session cookie in a Cookie header."""

@@ -122,7 +122,8 @@ def test_cookie_is_on_every_response() -> None:
     "foreign", ["", "abc", "../../etc", ID.upper(), ID + "0", f"x{ID}", f"w{ID}", ID + "\n"]
 )
 def test_id_that_is_not_one_of_ours_is_replaced(foreign: str) -> None:
-    session = SessionStore("c").open(foreign)
+    store = SessionStore("c")
+    session = store.open(store.identify(foreign))
     assert re.fullmatch(r"[0-9a-f]{32}", session.id)
     assert session[SESSION_ID_KEY] == session.id
 
@@ -130,7 +131,7 @@ def test_id_that_is_not_one_of_ours_is_replaced(foreign: str) -> None:
 def test_id_of_ours_is_kept_though_nothing_was_stored_under_it() -> None:
     store = SessionStore("c")
     store.close(store.open(ID))
-    assert store.open(ID).id == ID
+    assert store.identify(ID) == ID
 
 
 def test_concurrent_requests_of_a_caller_share_one_dictionary() -> None:
@@ -164,19 +165,15 @@ def test_concurrent_requests_keep_what_each_wrote_whoever_ends_first() -> None:
     assert store.open(ID) == {SESSION_ID_KEY: ID, "a": 1, "b": 2}
 
 
-def stored(store: SessionStore) -> int:
-    return len(store._in_use) + len(store._kept)
-
-
 @pytest.mark.parametrize("emptied", [False, True])
 def test_session_with_nothing_but_its_id_costs_no_memory_after_the_request(emptied: bool) -> None:
     store = SessionStore("c")
     for _ in range(100):
-        session = store.open(None)
+        session = store.open(store.identify(None))
         if emptied:
             session.clear()
         store.close(session)
-    assert stored(store) == 0
+    assert len(store) == 0
 
 
 def test_session_that_loses_its_content_costs_no_memory_any_more() -> None:
@@ -184,11 +181,11 @@ def test_session_that_loses_its_content_costs_no_memory_any_more() -> None:
     session = store.open(ID)
     session["a"] = 1
     store.close(session)
-    assert stored(store) == 1
+    assert len(store) == 1
     session = store.open(ID)
     del session["a"]
     store.close(session)
-    assert stored(store) == 0
+    assert len(store) == 0
 
 
 def put(store: SessionStore, number: int) -> str:
@@ -240,8 +237,8 @@ def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
 
 def test_worker_marks_the_sessions_it_begins_and_takes_those_of_others() -> None:
     store = SessionStore("c", worker=3)
-    assert re.fullmatch(r"3w[0-9a-f]{32}", store.open(None).id)
-    assert store.open(f"1w{ID}").id == f"1w{ID}"
+    assert re.fullmatch(r"3w[0-9a-f]{32}", store.open(store.identify(None)).id)
+    assert store.identify(f"1w{ID}") == f"1w{ID}"
 
 
 def test_cookie_of_another_server_is_not_taken_for_its_own() -> None:
@@ -256,7 +253,7 @@ def test_request_of_an_endpoint_that_wants_no_session_opens_none() -> None:
         client = local_client(it=server)
         answering = asyncio.create_task(client.post("it", "/slowly", json={}, cookies={"ng_session_it": ID}))
         await asyncio.sleep(0)
-        assert stored(server.sessions) == 0
+        assert len(server.sessions) == 0
         assert (await answering).cookies["ng_session_it"].value == ID
 
     asyncio.run(run())
