@@ -1,1 +1,1 @@
-"""The command line: parse, one call, render. Nothing else in the project prints or exits."""
+"""The command line: parse arguments, make one call, print the result. No other package prints or exits."""

@@ -22,10 +22,10 @@ from nemo_gym.rollout_collection.results.aggregate import Aggregation, aggregate
 
 class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):
     config_paths: list[str] = Field(default_factory=list)
-    """YAML files that define the agents: `[a.yaml,b.yaml]`. Only needed where an environment has metrics of
-    its own and no ng_run is up with it."""
+    """YAML files that define the agents: `[a.yaml,b.yaml]`. Needed only if an environment computes metrics of
+    its own and ng_run is not running its servers."""
     json_output: bool = False
-    """Print one JSON object instead of text; what is said along the way goes to standard error."""
+    """Print one JSON object instead of text. Other messages go to standard error."""
 
 
 def run(config: GymConfig, options: AggregateRolloutsConfig) -> int:
@@ -44,11 +44,11 @@ def run(config: GymConfig, options: AggregateRolloutsConfig) -> int:
 
 @asynccontextmanager
 async def _open_client(config: GymConfig, agents: Sequence[str]) -> AsyncIterator[ServerClient | None]:
-    """Running servers, if they have the agents; else those of the configuration, hosted here."""
+    """A client of the running servers if they include all agents, else of servers hosted here."""
     running = _running_servers(config)
     has_all = running is not None and set(agents) <= set(instance_names(running.global_config_dict))
     if config.servers and not has_all:
-        from nemo_gym.launch import host_embedded  # a third of the start, and seldom needed
+        from nemo_gym.launch import host_embedded  # a third of the start-up time, and rarely needed
 
         async with host_embedded(config) as client:
             yield client

@@ -25,14 +25,14 @@ from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.servers import choose_servers, servers_in_sight
 
 _LEAVE_S = 2.0
-"""How long code of environments that goes on may keep a process whose work is done."""
+"""How long the process waits for code of environments that is still running when the work is done."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class CollectRolloutsConfig(RolloutCollectionConfig, ConfigPaths):
     config_paths: list[str] = Field(default_factory=list)
-    """YAML files of the servers to host, later ones over earlier ones: `[a.yaml,b.yaml]`. Not needed where an
-    ng_run is up, whose servers are used then. Relative paths are looked for as those of the input."""
+    """YAML files that define the servers to host: `[a.yaml,b.yaml]`. Later files override earlier ones. Not
+    needed if ng_run is running; its servers are then used. Relative paths are searched for like the input."""
     json_output: bool = False
     """Print the result as one JSON object instead of text."""
 
@@ -67,7 +67,7 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
             print(json.dumps(report_data(collected), indent=2), flush=True)
         else:
             print("\n".join(report(collected)), flush=True)
-    except BrokenPipeError:  # whoever read it has had enough; the exit code still tells
+    except BrokenPipeError:  # the reader has closed the pipe; the exit code still reports the result
         discard_output()
     exit_code = 0 if collected.ledger.is_complete and not collected.warnings else 1
     leaving.within(_LEAVE_S, exit_code)
@@ -80,18 +80,19 @@ async def _dry_run(config: GymConfig, options: CollectRolloutsConfig) -> int:
 
 
 def _obey_signals(collection: Collection, display: Display, leaving: Leaving) -> None:
-    """The first signal stops the collection in good order; the next leaves, whatever goes on.
+    """Stop the collection in good order at the first signal; exit at the second, whatever is running.
 
-    The handlers are Python's own: an event loop's have to wait for it, and an environment may block it.
+    These are handlers of the `signal` module. Those of an event loop run only when the loop is free, and an
+    environment may block it.
     """
     loop = asyncio.get_running_loop()
     received = count(1)
 
     def obey(number: int, _: object) -> None:
-        with suppress(RuntimeError):  # the event loop is closed: all is done
+        with suppress(RuntimeError):  # the event loop is closed: the work is done
             loop.call_soon_threadsafe(_stop, collection, display, signal.Signals(number))
-        if next(received) == 2:  # later ones do not put it off
-            leaving.within(_LEAVE_S, 1, f"Left at once. {RESUME_HINT}\n")
+        if next(received) == 2:  # further signals do not postpone the exit
+            leaving.within(_LEAVE_S, 1, f"Stopped immediately. {RESUME_HINT}\n")
 
     for number in _SIGNALS:
         signal.signal(number, obey)
@@ -101,8 +102,10 @@ def _stop(collection: Collection, display: Display, number: signal.Signals) -> N
     name = "Ctrl-C" if number == signal.SIGINT else number.name
     is_first = not collection.is_stopping
     collection.stop(name)
-    told = "letting what runs finish for 5 s; once more leaves at once" if is_first else "leaving"
-    display.note(f"{name}: {told}.")
+    if is_first:
+        display.note(f"{name}: running rollouts get 5 s to finish; repeat to stop immediately.")
+    else:
+        display.note(f"{name}: stopping immediately.")
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""What a command is made of: the class of its fields, an example, and the function that does it."""
+"""A command: the class of its settings, an example, and the function that runs it."""
 
 import re
 import types
@@ -24,18 +24,18 @@ from nemo_gym.errors import ConfigError
 
 _LONGEST_LINE = 110
 _LAST = ("wandb_", "mlflow_")
-"""How fields begin that are told last: few need them."""
+"""Prefixes of fields listed last in the help: rarely needed."""
 _NAMED = re.compile(r"~|-|\+{0,2}[\w.]+=")
 
 Options = TypeVar("Options", bound=BaseModel)
 
 
 class ConfigPaths(BaseNeMoGymCLIConfig):
-    """What every command that reads a configuration takes."""
+    """The settings of every command that reads a configuration."""
 
     config_paths: list[str] = Field(default_factory=list)
-    """YAML files of the configuration, later ones over earlier ones: `[a.yaml,b.yaml]`. Relative paths are
-    looked for under NEMO_GYM_EXTRA_ROOTS, the working directory and the installed components."""
+    """YAML files of the configuration: `[a.yaml,b.yaml]`. Later files override earlier ones. Relative paths
+    are searched for in NEMO_GYM_EXTRA_ROOTS, the working directory and the folder of installed components."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Command(Generic[Options]):
     name: str
     options: type[Options]
     run: Callable[[GymConfig, Options], int]
-    """Gives the exit code."""
+    """Returns the exit code."""
     example: str
     reads_files: bool = True
     """Whether env.yaml and config_paths are read."""
     other_key: str = "+policy_model_name=my-model"
-    """What can be set besides the fields, where files are read."""
+    """An example of a key that is not a field, shown in the help if `reads_files`."""
     positional: tuple[str, ...] = ()
-    """The fields that may be given without their names, in this order: `ng compare a.jsonl b.jsonl`."""
+    """Fields whose names may be omitted, in this order: `ng compare a.jsonl b.jsonl`."""
 
     def main(self, arguments: list[str]) -> int:
         if not {"--help", "-h"}.isdisjoint(arguments):
@@ -70,7 +70,7 @@ class Command(Generic[Options]):
         return self.run(config, options)
 
     def named(self, arguments: list[str]) -> list[str]:
-        """The arguments with the names of those that stand without, and `--json` by its field's name."""
+        """The arguments, with names added to positional ones and `--json` replaced by its field."""
         names, named, previous = iter(self.positional), [], ""
         for argument in arguments:
             if argument == "--json" and "json_output" in self.options.model_fields:
@@ -80,12 +80,12 @@ class Command(Generic[Options]):
             elif (name := next(names, None)) is not None:
                 named.append(f"{name}={argument}")
             else:
-                raise ConfigError(f"argument {argument!r} is one too many; {self._positional_usage()}")
+                raise ConfigError(f"too many arguments: {argument!r}; usage: {self._positional_usage()}")
             previous = argument
         return named
 
     def _is_value(self, argument: str, previous: str) -> bool:
-        """Whether it is the value of the option before it."""
+        """Whether an argument is the value of the option before it."""
         if not previous.startswith("--") or "=" in previous or previous == "--json":
             return False
         is_flag = previous[2:].replace("-", "_") in flag_fields(self.options)
@@ -95,30 +95,33 @@ class Command(Generic[Options]):
         return " ".join([f"ng {self.name}", *(f"<{name}>" for name in self.positional)])
 
     def _refuse_unknown(self, values: Mapping[str, Any]) -> None:
-        """Without files there is nobody else whom a key could belong to."""
+        """Raise an error for a key that is not a field. Without files, no server can use such a key."""
         fields = self.options.model_fields
         unknown = [key for key in values if key not in fields]
         if unknown:
             known = ", ".join(f"+{name}=" for name in fields)
-            raise ConfigError(f"ng_{self.name} takes no +{unknown[0]}=; it takes {known}")
+            raise ConfigError(f"ng_{self.name}: unknown setting +{unknown[0]}=; known: {known}")
 
     def help(self) -> str:
         lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {_wrapped(self.example)}", ""]
         fields = self.options.model_fields
         for name in sorted(fields, key=lambda name: (not fields[name].is_required(), name.startswith(_LAST))):
             lines += _field_lines(name, fields[name])
-        lines += ["", "Each may be written +key=value, ++key=value, key=value, --key=value or --key value."]
+        lines += [
+            "",
+            "Each setting may be written +key=value, ++key=value, key=value, --key=value or --key value.",
+        ]
         if self.positional:
-            lines.append(f"Without names: {self._positional_usage()}")
+            lines.append(f"Names may be omitted: {self._positional_usage()}")
         if "json_output" in fields:
             lines.append("--json is short for +json_output=true.")
         if self.reads_files:
-            lines.append(f"Any other key of the configuration can be set in the same way: {self.other_key}")
+            lines.append(f"Any other key of the configuration can be set the same way: {self.other_key}")
         return "\n".join(lines)
 
 
 def _wrapped(example: str) -> str:
-    """A long example with one argument a line, as a shell takes it."""
+    """A long example with one argument per line, ready to paste into a shell."""
     return example if len(example) <= _LONGEST_LINE else example.replace(" ", " \\\n    ")
 
 

@@ -1,4 +1,4 @@
-"""`ng_compare`: two runs, as text or as JSON."""
+"""`ng_compare`: compare two runs, as text or as JSON."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from nemo_gym.terminal import counted, one_line, table
 
 _WIDTH = 100
 _LEAST_PROMPT = 20
-"""So much of a prompt is shown though it makes a line longer than that."""
+"""Columns that a prompt gets even if its line then exceeds `_WIDTH`."""
 _MANY_FIELDS = 5
 _MOST_DECIMALS = 6
 _REWARD = "reward"
@@ -39,20 +39,21 @@ _REWARD = "reward"
 
 class CompareConfig(BaseNeMoGymCLIConfig):
     a_fpath: str
-    """Rollouts of the run to compare with."""
+    """Rollouts file of run A, the baseline."""
     b_fpath: str
-    """Rollouts of the run to compare; a difference is this less the other."""
+    """Rollouts file of run B. Differences are B minus A."""
     metric: str = _REWARD
-    """The numeric field of the rollouts that is compared; a higher value counts as better."""
+    """The numeric field of the rollouts to compare. Higher counts as better."""
     agent_name: str | None = None
-    """Only this agent. Else every agent that is in both files, or the only one of each."""
+    """Compare only this agent. Default: every agent that is in both files; if each file has only one agent,
+    those two."""
     most_flips: int = Field(default=DEFAULT_MOST_FLIPS, ge=0)
-    """How many of the tasks that flipped are listed, in either direction; all of them are counted."""
+    """How many flipped tasks to list per direction. All of them are counted."""
     json_output: bool = False
     """Print one JSON object instead of text."""
     skip_bad_lines: bool = False
-    """Leave out lines that are no rollouts, and rollouts whose key stands in an earlier line, and say which.
-    Else the first of them ends the command."""
+    """Skip lines that are not rollouts and rollouts whose key occurs in an earlier line, and list them.
+    Without it, the first such line is an error."""
 
 
 def run(config: GymConfig, options: CompareConfig) -> int:
@@ -93,7 +94,7 @@ def _section(agent: AgentComparison) -> Iterator[str]:
     if agent.agent_a == agent.agent_b:
         yield one_line(agent.agent_a)
     else:
-        yield f"{one_line(agent.agent_a)} in A, {one_line(agent.agent_b)} in B: two agents on the same tasks"
+        yield f"{one_line(agent.agent_a)} in A and {one_line(agent.agent_b)} in B: two agents, same tasks"
     yield _headline(agent.metric)
     yield _verdict(agent) + (f" ({agent.metric.method})" if agent.metric.method else "")
     yield from _counts(agent)
@@ -124,14 +125,14 @@ def _verdict(agent: AgentComparison) -> str:
         case "a_higher":
             return f"A is {better}"
         case "unknown" if metric.tasks == 1:
-            return "One task says nothing about others: no interval, no p-value"
+            return "One task is too few for an interval and a p-value"
         case "unknown":
             return "The values are too large for an interval"
     if _is_equal(metric):
         return "Every task has the same mean in both"
     if metric.method == SIGN_TEST:
-        return f"All {metric.tasks} tasks differ by the same, and are too few to show that it is not chance"
-    return f"No difference that {metric.tasks} tasks can show"
+        return f"All {metric.tasks} tasks differ by the same amount, but are too few to rule out chance"
+    return f"No significant difference with {metric.tasks} tasks"
 
 
 def _counts(agent: AgentComparison) -> Iterator[str]:
@@ -141,11 +142,11 @@ def _counts(agent: AgentComparison) -> Iterator[str]:
         yield f"Not compared: {counted(agent.only_in_a, 'task')} only in A, {agent.only_in_b} only in B"
     if agent.without_value:
         tasks = counted(agent.without_value, "task")
-        yield f"Not compared: {tasks} without {one_line(metric.name)} in one of them"
+        yield f"Not compared: {tasks} without {one_line(metric.name)} in one of the runs"
 
 
 def _alone(run: Summary, decimals: int | None) -> str:
-    """How sure the mean of one run is."""
+    """The confidence interval of one run's mean."""
     low, high, count = run.ci95_low, run.ci95_high, counted(run.rollouts, "rollout")
     if low is None or high is None:
         return f"{_number(run.mean, decimals)} ({count})"
@@ -156,7 +157,7 @@ def _flip_lines(flips: Flips, metric: str) -> Iterator[str]:
     fell, rose = flips.regression_count, flips.improvement_count
     yield ""
     yield (
-        f"Flips (a task is solved from a mean {one_line(metric)} of {_number(flips.middle)} on): "
+        f"Flips (a task is solved if its mean {one_line(metric)} is at least {_number(flips.middle)}): "
         f"{counted(fell, 'regression')}, {counted(rose, 'improvement')}, {flips.unchanged_count} unchanged, "
         f"{flips.other_count} other changes"
     )
@@ -193,7 +194,7 @@ def _field_lines(agent: AgentComparison) -> Iterator[str]:
     is_many = len(p_values) > _MANY_FIELDS
     if agent.costs:
         yield ""
-        yield "Cost (mean of a rollout; totals over all rollouts of the agent):"
+        yield "Cost (mean per rollout; totals over all rollouts of the agent):"
         header = ["", "A", "B", "difference", "p", "A total", "B total"]
         yield table(header, [[*_field_row(one, is_many), *_totals(one)] for one in agent.costs])
     others = [one for one in agent.fields if not _is_equal(one)]
@@ -203,12 +204,12 @@ def _field_lines(agent: AgentComparison) -> Iterator[str]:
         yield table(["", "A", "B", "difference", "p"], [_field_row(one, is_many) for one in others])
     if is_many and min(p_values) < SIGNIFICANT:
         yield (
-            f"Of {len(p_values)} fields some have p < {SIGNIFICANT} by chance; "
-            "* marks those that have it after Holm's correction"
+            f"With {len(p_values)} fields, some have p < {SIGNIFICANT} by chance; "
+            "* marks fields that are significant after Holm's correction"
         )
     if len(others) < len(agent.fields):
         names = [one_line(one.name) for one in agent.fields if _is_equal(one)]
-        yield f"The same in both, task by task: {', '.join(names)}"
+        yield f"Equal in both runs, task by task: {', '.join(names)}"
 
 
 def _totals(one: FieldComparison) -> list[str]:
@@ -236,16 +237,17 @@ def _only_in(run: str, agents: Sequence[str]) -> Iterator[str]:
 def _same_tasks(same: SameTasks) -> str:
     if same.basis is None:
         return (
-            "Not checked that the tasks are the same: no materialized inputs beside both, no prompts in them."
+            "Not checked whether the tasks are the same: there are no materialized inputs for both runs and "
+            "no prompts in the rollouts."
         )
-    looked = f"by the {same.basis} ({same.checked} of {same.shared} shared tasks looked at)"
+    looked = f"compared by {same.basis} ({same.checked} of {same.shared} shared tasks)"
     if not same.different_count:
-        return f"The tasks are the same in both, {looked}."
-    return f"{counted(same.different_count, 'task')} not the same in both, {looked}."
+        return f"The tasks are the same in both runs, {looked}."
+    return f"{counted(same.different_count, 'task')} differ between the runs, {looked}."
 
 
 def _difference(one: FieldComparison) -> str:
-    """`+0.040 ± 0.021`, no finer than it is known."""
+    """`+0.040 ± 0.021`, rounded to what the interval supports."""
     value = _signed(one.difference, _decimals(one))
     if one.ci95_low is None or one.ci95_high is None:
         return value
@@ -253,7 +255,7 @@ def _difference(one: FieldComparison) -> str:
 
 
 def _decimals(one: FieldComparison) -> int | None:
-    """As many as show two digits of the interval's reach and three of the means; None where that is odd."""
+    """Enough for two digits of the interval's half-width and three of the means; None if too many."""
     if one.ci95_low is None or one.ci95_high is None:
         return None
     reach, largest = (one.ci95_high - one.ci95_low) / 2, max(abs(one.a.mean), abs(one.b.mean))
@@ -282,7 +284,7 @@ def _p_text(p_value: float, equals: str, below: str) -> str:
 
 
 def _cut(text: str, room: int) -> str:
-    """As much as fits into so many columns; wide characters take two."""
+    """The start of a text that fits into some columns; wide characters take two."""
     widths = [2 if east_asian_width(character) in "WF" else 1 for character in text]
     if sum(widths) <= room:
         return text

@@ -12,17 +12,18 @@ from nemo_gym.terminal import counted
 
 class ExportConfig(BaseNeMoGymCLIConfig):
     input_fpath: str
-    """A file of rollouts (`.jsonl`), or a Parquet file (`.parquet`) that came from one."""
+    """A rollouts file (`.jsonl`), or a Parquet file (`.parquet`) exported from one."""
     output_fpath: str
-    """Where they go, in the form that the ending names. To `.parquet`: a row a rollout, with the column
-    `transcript`. From `.jsonl` to `.jsonl`: with the older, chat-style `output`. From `.parquet` to `.jsonl`:
-    the lines as they were. Missing folders are created, an older file is replaced; must not be the input."""
+    """The file to write; its extension selects the format. To `.parquet`: one row per rollout, with a column
+    `transcript`. From `.jsonl` to `.jsonl`: with `output` in the older chat format. From `.parquet` to
+    `.jsonl`: the original lines. Missing folders are created, an existing file is replaced. Must not be the
+    input."""
     skip_bad_lines: bool = False
-    """Leave out lines that are no rollouts, and rollouts whose key stands in an earlier line, and say which.
-    Else the first of them ends the command."""
+    """Skip lines that are not rollouts and rollouts whose key occurs in an earlier line, and list them.
+    Without it, the first such line is an error."""
     include_json: bool = True
-    """Whether a Parquet file gets the column `rollout_json`, the whole line; without it there is no way
-    back."""
+    """Add the column `rollout_json` with the whole line to a Parquet file. Without it, the file cannot be
+    converted back."""
 
 
 def run(config: GymConfig, options: ExportConfig) -> int:
@@ -34,7 +35,7 @@ def run(config: GymConfig, options: ExportConfig) -> int:
         print(line, file=sys.stderr)
     columns = "" if done.columns is None else f" ({counted(done.columns, 'column')})"
     written = counted(done.rollouts, "rollout")
-    print(f"Wrote {written} of {options.input_fpath} to {options.output_fpath}{columns}.")
+    print(f"Wrote {written} from {options.input_fpath} to {options.output_fpath}{columns}.")
     return 0
 
 

@@ -17,7 +17,7 @@ TEMPLATES = PARENT_DIR / "nemo_gym" / "cli" / "templates" / "resources_server"
 
 class InitConfig(BaseNeMoGymCLIConfig):
     entrypoint: str
-    """Folder to write, below the working directory: `resources_servers/<name>`."""
+    """The folder to create, relative to the working directory: `resources_servers/<name>`."""
 
 
 def run(config: GymConfig, options: InitConfig) -> int:
@@ -26,11 +26,11 @@ def run(config: GymConfig, options: InitConfig) -> int:
     is_name = re.fullmatch(r"[a-z][a-z0-9_]*", name) and not iskeyword(name)
     if folder.parent.name != "resources_servers" or not is_name:
         raise ConfigError(
-            f"+entrypoint={options.entrypoint}: an environment's folder is resources_servers/<name>, "
-            "the name in lower case with underscores, and no word of Python's own"
+            f"+entrypoint={options.entrypoint}: must be resources_servers/<name>, the name in lower case "
+            "with underscores and not a Python keyword"
         )
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; nothing was written")
+        raise ConfigError(f"{folder} already exists; nothing was written. Choose another name")
     try:
         for path in _write(folder, name):
             print(path)
@@ -43,11 +43,11 @@ def run(config: GymConfig, options: InitConfig) -> int:
 
 
 def _write(folder: Path, name: str) -> Iterator[Path]:
-    """The files of the skeleton, each as it is written. Words in capitals stand for a part of the path."""
+    """Write the files, and yield each path. NAME and TESTS in the path of a template are placeholders."""
     words = {"name": name, "title": "".join(part.capitalize() for part in name.split("_"))}
     for template in sorted(TEMPLATES.rglob("*.template")):
         relative = str(template.relative_to(TEMPLATES)).removesuffix(".template")
-        # A folder named `tests` would be left out of the wheel.
+        # A folder named `tests` would be excluded from the wheel.
         target = folder / relative.replace("NAME", name).replace("TESTS", "tests")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")

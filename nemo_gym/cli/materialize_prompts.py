@@ -9,19 +9,19 @@ from nemo_gym.terminal import counted
 
 class MaterializePromptsConfig(BaseNeMoGymCLIConfig):
     input_jsonl_fpath: str
-    """Rows without `responses_create_params.input`, one JSON object a line. Relative paths are looked for
-    under NEMO_GYM_EXTRA_ROOTS, the working directory and the installed components."""
+    """Rows without `responses_create_params.input`, one JSON object per line. Relative paths are searched for
+    in NEMO_GYM_EXTRA_ROOTS, the working directory and the folder of installed components."""
     output_jsonl_fpath: str
-    """Where the rows go with their prompts filled in. Missing folders are created, an older file is
-    replaced; must not be the input."""
+    """The file to write: the rows with their prompts. Missing folders are created, an existing file is
+    replaced. Must not be the input."""
     prompt_config: str
-    """YAML file with `user` and, if wanted, `system`: the messages, with `{field}` for a field of the row and
-    `{{` and `}}` for literal braces. Looked for as the input is."""
+    """YAML file with the message templates `user` and, optionally, `system`. `{field}` is replaced by a field
+    of the row; `{{` and `}}` are literal braces. Searched for like the input."""
 
 
 def run(config: GymConfig, options: MaterializePromptsConfig) -> int:
     count = materialize_prompts(options.input_jsonl_fpath, options.output_jsonl_fpath, options.prompt_config)
-    print(f"Wrote {counted(count, 'row')} of {options.input_jsonl_fpath} to {options.output_jsonl_fpath}.")
+    print(f"Wrote {counted(count, 'row')} from {options.input_jsonl_fpath} to {options.output_jsonl_fpath}.")
     return 0
 
 

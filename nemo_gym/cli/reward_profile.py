@@ -17,11 +17,11 @@ from nemo_gym.types import AGENT_REF_KEY_NAME
 
 class RewardProfileOptions(RewardProfileConfig):
     materialized_inputs_jsonl_fpath: str | None = None  # type: ignore[assignment]  # filled in by `run`
-    """The rows as they were sent, with their keys. Default: `<stem>_materialized_inputs.jsonl` beside the
-    rollouts, where ng_collect_rollouts leaves them."""
+    """The planned rollouts. Default: `<stem>_materialized_inputs.jsonl` next to the rollouts, where
+    ng_collect_rollouts writes it."""
     skip_bad_lines: bool = False
-    """Leave out lines that are no rows or no rollouts, keys that stand in an earlier line, and rollouts by
-    another agent than their task's, and say which. Else the first of them ends the command."""
+    """Skip lines that are not rows or rollouts, keys that occur in an earlier line, and rollouts by another
+    agent than their task's, and list them. Without it, the first such line is an error."""
     json_output: bool = False
     """Print one JSON object instead of text."""
 
@@ -70,11 +70,11 @@ def _completion(summary: dict[str, int]) -> str:
     missing, tasks = summary["missing_rollouts"], summary["expected_tasks"]
     rollouts = counted(summary["expected_rollouts"], "rollout")
     if not missing:
-        return f"All {rollouts} of {counted(tasks, 'task')} are there."
+        return f"All {rollouts} of {counted(tasks, 'task')} are present."
     return (
-        f"{summary['completed_rollouts']} of {rollouts} are there, {missing} missing.\n"
+        f"{summary['completed_rollouts']} of {rollouts} are present, {missing} missing.\n"
         f"Of {counted(tasks, 'task')}, {summary['complete_tasks']} are complete, {summary['partial_tasks']} "
-        f"partial, {summary['missing_tasks']} without a rollout."
+        f"partial, {summary['missing_tasks']} without rollouts."
     )
 
 
@@ -89,7 +89,7 @@ def _agent_row(agent: AgentRewards) -> list[str]:
 
 
 def _difficulty_rows(difficulty: Difficulty) -> list[list[str]]:
-    """Tasks without a reward only where there are some."""
+    """The row of tasks without a reward is omitted if there are none."""
     return [
         [kind.replace("_", " "), str(tasks), f"{_share(tasks, difficulty):.1%}"]
         for kind, tasks in difficulty.counts().items()

@@ -25,14 +25,16 @@ class RunConfig(ConfigPaths, FleetConfig):
 
 def run(config: GymConfig, options: RunConfig) -> int:
     if not config.servers:
-        raise ConfigError("the configuration has no servers to run; name its files with '+config_paths=[…]'")
+        raise ConfigError(
+            "the configuration defines no servers to run; give its files with '+config_paths=[…]'"
+        )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     raise_file_limit()
     return asyncio.run(_until_stopped(assign_ports(config), options))
 
 
 async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
-    """Everything between the first process and the last: a signal or a death ends it."""
+    """Start all servers, and stop them at a signal or when one of them dies."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -44,7 +46,7 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
             if not stop.is_set():
                 head = base_url(config.head_server.host, config.head_server.port)
                 output.say(status_table(fleet.statuses()))
-                output.say(f"All servers are ready; the head server is at {head}. Ctrl-C stops them.")
+                output.say(f"All servers are ready; the head server is at {head}. Press Ctrl-C to stop them.")
                 await _unless_stopped(fleet.watch(), stop)
             output.say("Stopping the servers …")
     except ExceptionGroup as group:
@@ -55,7 +57,7 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Run until it is done or `stop` is set."""
+    """Wait until the work is done or `stop` is set."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -65,7 +67,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
 
 
 class _Output:
-    """Standard output. When whoever reads it has had enough, the servers stop in good order."""
+    """Standard output. If its reader closes the pipe, the servers are stopped in good order."""
 
     def __init__(self, stop: asyncio.Event) -> None:
         self._stop = stop

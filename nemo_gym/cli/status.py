@@ -18,10 +18,10 @@ from nemo_gym.terminal import table
 
 class StatusConfig(BaseNeMoGymCLIConfig):
     json_output: bool = False
-    """Print everything as JSON instead of tables."""
+    """Print one JSON object instead of tables."""
     output_jsonl_fpath: str | None = None
-    """The output of the running collection to show. null: every one in the working directory and below its
-    folder `results`."""
+    """Output file of the running collection to show. Default: all collections that write into the working
+    directory or its folder `results`."""
 
 
 def run(config: GymConfig, options: StatusConfig) -> int:
@@ -32,13 +32,13 @@ def run(config: GymConfig, options: StatusConfig) -> int:
     except HeadServerUnreachableError as error:
         if not collections and options.output_jsonl_fpath is not None:
             raise ConfigError(
-                f"no collection is running into {options.output_jsonl_fpath}; its manifest and its failures "
-                "file, beside it, say how the last one ended"
+                f"no running collection writes {options.output_jsonl_fpath}; the manifest and the failures "
+                "file next to it show how the last one ended"
             ) from error
         if not collections:
             raise HeadServerUnreachableError(
-                f"{error}. No collection is running below this folder either; name the output of one "
-                "elsewhere with +output_jsonl_fpath=<path>"
+                f"{error}. No running collection writes into this folder either; for one that writes "
+                "elsewhere, set +output_jsonl_fpath=<path>"
             ) from error
         servers = []
     urls = [server.url for server in servers if server.status == "ready"]
@@ -61,7 +61,7 @@ def _servers(head: str) -> list[ServerStatus]:
         return TypeAdapter(list[ServerStatus]).validate_json(page)
     except ValidationError as error:
         raise HeadServerUnreachableError(
-            f"what answers at {head} is no head server; name its address with "
+            f"the program that listens at {head} is not a head server; set the address with "
             "+head_server.host=… +head_server.port=…"
         ) from error
 
@@ -72,14 +72,14 @@ def status_table(servers: list[ServerStatus]) -> str:
 
 
 def collection_text(status: dict[str, Any]) -> str:
-    """A running collection: how far it is, and its oldest rollouts."""
-    who = f"process {status['pid']} on {status['host']}"
+    """A running collection: its progress and its oldest rollouts."""
+    process = f"process {status['pid']} on {status['host']}"
     if "done" not in status:
-        return f"collection into {status['output']} ({who}): preparing"
+        return f"collection into {status['output']} ({process}): preparing"
     counts = (
         f"{status['done']}/{status['total']} done, {status['failed']} failed, {status['in_flight']} in flight"
     )
-    lines = [f"collection into {status['output']} ({who}): {counts}, {status['per_minute']:.0f}/min"]
+    lines = [f"collection into {status['output']} ({process}): {counts}, {status['per_minute']:.0f}/min"]
     if status.get("limits"):
         lines.append(
             "limits: " + ", ".join(f"{origin} {limit}" for origin, limit in status["limits"].items())
@@ -88,7 +88,7 @@ def collection_text(status: dict[str, Any]) -> str:
         (one["rollout"], one["agent"], f"{one['seconds']:.0f} s", one["waits_for"])
         for one in status["oldest"]
     ]
-    return "\n".join([*lines, table(("rollout", "agent", "age", "waits for"), rows)] if rows else lines)
+    return "\n".join([*lines, table(("rollout", "agent", "age", "waiting for"), rows)] if rows else lines)
 
 
 COMMAND = Command(

@@ -12,22 +12,20 @@ from nemo_gym.errors import ConfigError
 
 class ComponentTestConfig(BaseNeMoGymCLIConfig):
     entrypoint: str
-    """Folder of the component, `<kind>/<implementation>`, below one of the component roots."""
+    """Folder of the component: `<kind>/<implementation>`, relative to one of the component roots."""
 
 
 def run(config: GymConfig, options: ComponentTestConfig) -> int:
     if find_spec("pytest") is None:
-        raise ConfigError("ng_test needs pytest, which is not installed; pip install pytest")
+        raise ConfigError("ng_test needs pytest, which is not installed; run: pip install pytest")
     for root in component_roots():
         if (root / options.entrypoint).is_dir():
-            # From the component's root, so that `resources_servers.<name>` means this one in its tests.
+            # In the component's root, so that its tests import this `resources_servers.<name>`.
             imports = ["-p", "nemo_gym.launch.pytest_plugin", "--import-mode=importlib"]
             command = [sys.executable, "-m", "pytest", *imports, options.entrypoint]
             return subprocess.run(command, cwd=root, check=False).returncode
     searched = ", ".join(map(str, component_roots()))
-    raise ConfigError(
-        f"there is no component folder {options.entrypoint!r} under {searched}; check +entrypoint"
-    )
+    raise ConfigError(f"no component folder {options.entrypoint!r} in {searched}; check +entrypoint")
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""`ng_token_report`: whether tokens can be trained on, as text or as JSON."""
+"""`ng_token_report`: whether the tokens of rollouts can be used for training, as text or as JSON."""
 
 import json
 import math
@@ -23,19 +23,19 @@ _SPACE = "·"
 
 class TokenReportConfig(BaseNeMoGymCLIConfig):
     rollouts_jsonl_fpath: str
-    """The file of rollouts whose tokens are checked. Exit code 1 means that something was found."""
+    """The rollouts file to check. Exit code 1 means that problems were found."""
     tokenizer: str | None = None
-    """Where the texts of tokens come from: a GGUF file, a tokenizer.json, or a folder that holds one. Texts
-    tell more causes apart. Without it, texts in the rollouts are used, or ids alone are shown."""
+    """Source of the tokens' texts: a GGUF file, a tokenizer.json, or a folder that contains one. With texts,
+    more causes can be distinguished. Default: the texts in the rollouts if there are any, else only ids."""
     most_breaks: int = Field(default=DEFAULT_MOST_BREAKS, ge=0)
-    """How many breaks are shown token by token; all of them are counted."""
+    """How many breaks to show token by token. All of them are counted."""
     allow_missing: bool = False
-    """Accept a file in which no rollout has token ids. Else the exit code is 1 then."""
+    """Accept a file in which no rollout has token ids. Without it, the exit code is then 1."""
     json_output: bool = False
     """Print one JSON object instead of text."""
     skip_bad_lines: bool = False
-    """Leave out lines that are no rollouts, and rollouts whose key stands in an earlier line, and say which.
-    Else the first of them ends the command."""
+    """Skip lines that are not rollouts and rollouts whose key occurs in an earlier line, and list them.
+    Without it, the first such line is an error."""
 
 
 def run(config: GymConfig, options: TokenReportConfig) -> int:
@@ -83,53 +83,53 @@ def _counts(found: TokenReport) -> Iterator[str]:
     yield f"Rollouts: {found.rollouts}, {found.rollouts_with_tokens} with token ids, {without}"
     if not found.turns:
         return
-    yield f"Turns: {found.turns}, {found.follow_up_turns} of them after another; {_continuity(found)}"
+    yield f"Turns: {found.turns}, {found.follow_up_turns} of them after an earlier turn; {_continuity(found)}"
     if found.unchecked_turns:
-        yield f"Not compared: {counted(found.unchecked_turns, 'turn')}, next to token fields with a defect"
+        yield f"Not compared: {counted(found.unchecked_turns, 'turn')} next to token fields with a defect"
     masked = f", {found.masked_rollouts} masked by the environment" if found.masked_rollouts else ""
     yield (
         f"Tokens: {found.prompt_tokens:,} in the last prompts, {found.generated_tokens:,} generated, "
-        f"{found.trainable_tokens:,} trainable (of {counted(found.trainable_rollouts, 'rollout')} without "
-        f"break and defect{masked})"
+        f"{found.trainable_tokens:,} trainable (in {counted(found.trainable_rollouts, 'rollout')} without "
+        f"breaks and defects{masked})"
     )
     modes = ", ".join(f"{one_line(mode)} {count}" for mode, count in found.log_probs_modes.items())
     yield f"Log-probabilities (turns): {modes}"
     if len(found.log_probs_modes) > 1:
-        yield "warning: not all turns have the same kind of log-probabilities; train on one kind only"
+        yield "warning: the turns have different kinds of log-probabilities; train on one kind only"
 
 
 def _continuity(found: TokenReport) -> str:
     share = found.continuous_share
     if share is None:
-        return "none to compare"
-    # Rounded down: 100 % means all.
+        return "no turns to compare"
+    # Rounded down, so that 100 % means all.
     percent = math.floor(share * 1000) / 10
     text = f"{percent:.0f}" if percent in (0.0, 100.0) else f"{percent:.1f}"
-    return f"{text} % of those go on with its tokens ({counted(found.break_count, 'break')})"
+    return f"{text} % of those continue its tokens ({counted(found.break_count, 'break')})"
 
 
 def _shown_breaks(found: TokenReport, options: TokenReportConfig) -> Iterator[str]:
     for one in found.breaks:
         yield ""
         yield from _break_lines(one)
-    left = found.break_count - len(found.breaks)
-    if left:
+    hidden = found.break_count - len(found.breaks)
+    if hidden:
         yield ""
-        yield f"… and {counted(left, 'more break')}; +most_breaks=<number> shows more"
+        yield f"… and {counted(hidden, 'more break')}; to show more, set +most_breaks=<number>"
     if any(one.text_source is None for one in found.breaks):
         yield ""
         if options.tokenizer is None:
-            yield "For the texts of tokens, name the model's GGUF file or tokenizer.json: +tokenizer=<path>"
+            yield "To see texts of tokens, set +tokenizer=<path> to the model's GGUF file or tokenizer.json"
         else:
             tokenizer = one_line(options.tokenizer)
-            yield f"warning: {tokenizer} does not know all of these ids; is it the tokenizer of the model?"
+            yield f"warning: some of these ids are not in {tokenizer}; is it the tokenizer of the model?"
 
 
 def _break_lines(one: Break) -> Iterator[str]:
     rollout = f"Line {one.line}" if one.key is None else f"Line {one.line}, rollout {one.key}"
     yield (
         f"{rollout}, turn {one.turn}: differs from token {one.position} on "
-        f"({one.seen_length} seen before, {one.prompt_length} in its prompt); likely {one.cause}"
+        f"({one.seen_length} seen before, {one.prompt_length} in its prompt); likely cause: {one.cause}"
     )
     has_pieces = any(pair.seen_text is not None or pair.prompt_text is not None for pair in one.tokens)
     rows = []
@@ -152,7 +152,7 @@ def _id(token: int | None) -> str:
 
 
 def _visible(text: str | None) -> str:
-    """In quotes, with newlines and spaces that can be seen and counted."""
+    """In quotes, with visible newlines and spaces."""
     return "" if text is None else one_line(json.dumps(text, ensure_ascii=False).replace(" ", _SPACE))
 
 
@@ -165,20 +165,20 @@ def _places(first: Sequence[Place], count: int) -> str:
 
 def _verdict(found: TokenReport) -> str:
     if not found.rollouts:
-        return "There is no rollout in the file."
+        return "The file contains no rollouts."
     defects = sum(count.items for count in found.defects.values())
     if not found.is_clean:
         what = f"{counted(found.break_count, 'break')} and {counted(defects, 'defect')}"
-        return f"Not all tokens can be trained on: {what} found."
+        return f"Not all tokens can be used for training: found {what}."
     if not found.rollouts_with_tokens:
         return (
-            "No rollout has token ids: token information was off. Collect with "
-            "return_token_id_information: true on the model server."
+            "No rollout has token ids. To collect them, set return_token_id_information: true on the model "
+            "server."
         )
     if found.rollouts_without_tokens:
         count = counted(found.rollouts_without_tokens, "rollout")
-        return f"All tokens can be trained on; {count} without any must be left out."
-    return "All tokens can be trained on."
+        return f"All tokens can be used for training; skip {count} without tokens."
+    return "All tokens can be used for training."
 
 
 COMMAND = Command(

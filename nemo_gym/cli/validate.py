@@ -9,7 +9,7 @@ from nemo_gym.terminal import counted, table
 
 def run(config: GymConfig, options: ConfigPaths) -> int:
     if not config.servers:
-        raise ConfigError("the configuration has no servers; name its files with '+config_paths=[…]'")
+        raise ConfigError("the configuration defines no servers; give its files with '+config_paths=[…]'")
     problems = [problem for instance in config.servers for problem in check_server(config, instance)]
     if problems:
         raise ConfigError("\n".join(problems))

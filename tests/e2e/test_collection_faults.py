@@ -118,7 +118,7 @@ def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> 
     collector = runs.start(num_samples_in_parallel=4)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
     collector.send(signal.SIGTERM)
-    collector.wait_until(lambda: "SIGTERM: letting what runs finish" in collector.output)
+    collector.wait_until(lambda: "SIGTERM: running rollouts get 5 s to finish" in collector.output)
     gate.open()
     assert collector.wait() == 1
     assert "Stopped early: SIGTERM" in collector.output

@@ -26,4 +26,4 @@ def test_demo_plays_its_rollouts_and_shows_what_came_of_them_and_where_they_are(
         str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()
     )
     assert "model calls calculator(" in ran.stdout
-    assert "All tokens can be trained on." in ran.stdout
+    assert "All tokens can be used for training." in ran.stdout

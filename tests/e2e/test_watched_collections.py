@@ -56,7 +56,7 @@ def test_status_finds_the_collections_below_results_by_itself(runs: Runs) -> Non
     assert status.returncode == 0 and f"process {collector.pid} on " in status.stdout
     collector.kill()
     after = run_command("ng_status", f"+head_server.port={port}", cwd=runs.folder)
-    assert after.returncode == 2 and "No collection is running" in after.stderr
+    assert after.returncode == 2 and "No running collection" in after.stderr
 
 
 def test_status_says_it_of_served_runs_too(runs: Runs) -> None:

@@ -38,7 +38,7 @@ def test_flag_needs_no_value(ng: Ng, arguments: tuple[str, ...]) -> None:
     ("command", "arguments", "told"),
     [
         ("run", ["+startup_timeout=3"], "did you mean +startup_timeout_s=3?"),
-        ("version", ["+x=1"], "ng_version takes no +x=; it takes +json_output="),
+        ("version", ["+x=1"], "ng_version: unknown setting +x=; known: +json_output="),
         ("run", ["--startup-timeout", "3"], "did you mean +startup_timeout_s=3?"),
         ("run", ["+restart_polcy=off"], "did you mean +restart_policy=off?"),
         ("run", ["+startup_timeout_s=soon"], "startup_timeout_s: soon is not allowed"),

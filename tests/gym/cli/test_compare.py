@@ -52,11 +52,11 @@ def test_two_runs_are_shown_task_by_task(ng: Ng) -> None:
         "shop",
         "reward: A 0.500, B 0.750, difference +0.250 ± 1.523 (95 % CI -1.273 to 1.773), p = 0.64, "
         "4 tasks paired",
-        "No difference that 4 tasks can show (paired t test over tasks)",
+        "No significant difference with 4 tasks (paired t test over tasks)",
         "A alone: 95 % CI 0.001 to 0.999 (4 rollouts); B alone: 95 % CI 0.010 to 1.000 (4 rollouts)",
         "",
-        "Flips (a task is solved from a mean reward of 0.5 on): 1 regression, 2 improvements, 1 unchanged, "
-        "0 other changes",
+        "Flips (a task is solved if its mean reward is at least 0.5): 1 regression, 2 improvements, "
+        "1 unchanged, 0 other changes",
         "",
         "Regressions (solved in A, not in B):",
         "task  A (rollouts)  B (rollouts)  change  prompt",
@@ -69,7 +69,7 @@ def test_two_runs_are_shown_task_by_task(ng: Ng) -> None:
         "1     0 (1)         1 (1)         +1      What is 2 + 1?",
         "2     0 (1)         1 (1)         +1      What is 2 + 2?",
         "",
-        "The tasks are the same in both, by the materialized inputs (4 of 4 shared tasks looked at).",
+        "The tasks are the same in both runs, compared by materialized inputs (4 of 4 shared tasks).",
     ]
 
 
@@ -105,13 +105,13 @@ def test_the_verdict_is_said_in_words(ng: Ng, metric: str, word: str) -> None:
 def test_one_task_is_said_to_show_nothing(ng: Ng) -> None:
     write("b.jsonl", [(0, 0)])
     out = ng("compare", "a.jsonl", "b.jsonl").out
-    assert "reward: A 1, B 0, difference -1, 1 task paired\nOne task says nothing about others" in out
+    assert "reward: A 1, B 0, difference -1, 1 task paired\nOne task is too few" in out
     assert "Not compared: 3 tasks only in A, 0 only in B" in out
 
 
 def test_two_agents_and_those_of_one_run_only_are_named(ng: Ng) -> None:
     write("b.jsonl", [(0, 1), (1, 1)], agent="bank")
-    assert "\nshop in A, bank in B: two agents on the same tasks\n" in ng("compare", "a.jsonl", "b.jsonl").out
+    assert "\nshop in A and bank in B: two agents, same tasks\n" in ng("compare", "a.jsonl", "b.jsonl").out
     write("c.jsonl", [(7, 1)], agent="post")
     Path("b.jsonl").write_text(Path("a.jsonl").read_text() + Path("c.jsonl").read_text())
     assert "\nOnly in B, not compared: post\n" in ng("compare", "a.jsonl", "b.jsonl").out
@@ -128,7 +128,7 @@ def test_other_tasks_under_the_same_indices_are_warned_of(ng: Ng) -> None:
 
 def test_it_is_said_where_the_tasks_could_not_be_checked(ng: Ng) -> None:
     Path("b_materialized_inputs.jsonl").unlink()
-    assert "Not checked that the tasks are the same" in ng("compare", "a.jsonl", "b.jsonl").out
+    assert "Not checked whether the tasks are the same" in ng("compare", "a.jsonl", "b.jsonl").out
 
 
 def test_fields_are_told_with_a_mark_where_many_are_compared(ng: Ng) -> None:
@@ -152,8 +152,8 @@ def test_fields_are_told_with_a_mark_where_many_are_compared(ng: Ng) -> None:
     (tokens_line,) = [line for line in out.splitlines() if line.startswith("output_tokens")]
     assert " < 0.0001 *  " in tokens_line
     assert out.count(" *\n") == 0
-    assert "Of 7 fields some have p < 0.05 by chance; * marks those" in out
-    assert "The same in both, task by task: level" in out
+    assert "With 7 fields, some have p < 0.05 by chance; * marks fields" in out
+    assert "Equal in both runs, task by task: level" in out
 
 
 def test_nothing_that_a_terminal_obeys_comes_from_the_files(ng: Ng) -> None:

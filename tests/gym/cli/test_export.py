@@ -33,7 +33,7 @@ def rollouts(tmp_path: Path) -> Path:
 def test_rollouts_become_a_table_and_are_counted(ng: Ng, tmp_path: Path) -> None:
     done = ng("export", "rollouts.jsonl", "made/of/out.parquet")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "Wrote 2 rollouts of rollouts.jsonl to made/of/out.parquet (7 columns).\n"
+    assert done.out == "Wrote 2 rollouts from rollouts.jsonl to made/of/out.parquet (7 columns).\n"
     assert pq.read_table(tmp_path / "made/of/out.parquet")["steps"].to_pylist() == [3, None]
 
 
@@ -41,13 +41,13 @@ def test_rollouts_come_back_as_they_were(ng: Ng, tmp_path: Path, rollouts: Path)
     ng("export", "rollouts.jsonl", "out.parquet")
     done = ng("export", "+input_fpath=out.parquet", "+output_fpath=back.jsonl")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "Wrote 2 rollouts of out.parquet to back.jsonl.\n"
+    assert done.out == "Wrote 2 rollouts from out.parquet to back.jsonl.\n"
     assert (tmp_path / "back.jsonl").read_bytes() == rollouts.read_bytes()
 
 
 def test_from_jsonl_to_jsonl_is_the_older_form(ng: Ng, tmp_path: Path) -> None:
     done = ng("export", "rollouts.jsonl", "older.jsonl")
-    assert done.out == "Wrote 2 rollouts of rollouts.jsonl to older.jsonl.\n"
+    assert done.out == "Wrote 2 rollouts from rollouts.jsonl to older.jsonl.\n"
     older = [json.loads(text) for text in (tmp_path / "older.jsonl").read_text().splitlines()]
     assert [record["output"] for record in older] == [[{"role": "assistant", "content": "4"}]] * 2
 
@@ -57,7 +57,7 @@ def test_a_file_without_rollouts_is_a_table_without_rows(ng: Ng, rollouts: Path)
     done = ng("export", "rollouts.jsonl", "out.parquet")
     assert (done.code, done.out) == (
         0,
-        "Wrote 0 rollouts of rollouts.jsonl to out.parquet (5 columns).\n",
+        "Wrote 0 rollouts from rollouts.jsonl to out.parquet (5 columns).\n",
     )
 
 
@@ -66,7 +66,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
     done = ng("export", "rollouts.jsonl", "out.parquet", "+skip_bad_lines=true")
     assert (done.code, done.out) == (
         0,
-        "Wrote 2 rollouts of rollouts.jsonl to out.parquet (6 columns).\n",
+        "Wrote 2 rollouts from rollouts.jsonl to out.parquet (6 columns).\n",
     )
     head, *told = done.err.splitlines()
     assert head == "warning: 3 lines left out:"
@@ -101,11 +101,11 @@ def test_the_json_can_be_left_out(ng: Ng, tmp_path: Path) -> None:
     [
         ((), ["input_fpath", "output_fpath"]),
         (("rollouts.jsonl",), ["output_fpath"]),
-        (("rollouts.jsonl", "out.parquet", "more.parquet"), ["one too many"]),
+        (("rollouts.jsonl", "out.parquet", "more.parquet"), ["too many arguments"]),
         (("rollouts.jsonl", "out.csv"), ["out.csv", ".parquet or .jsonl"]),
         (("rollouts.jsonl", "rollouts.jsonl"), ["same file"]),
         (("gone.jsonl", "out.parquet"), ["gone.jsonl", "No such file"]),
-        (("rollouts.jsonl", "out.parquet", "+limit=3"), ["takes no +limit="]),
+        (("rollouts.jsonl", "out.parquet", "+limit=3"), ["unknown setting +limit="]),
     ],
 )
 def test_arguments_that_are_wrong_are_one_complaint(

@@ -135,7 +135,7 @@ def test_help_begins_with_what_is_required_and_ends_with_how_to_write_it(name: s
     assert len(shown) == len(command.options.model_fields)
     is_optional = ["required" not in line for line in shown]
     assert is_optional == sorted(is_optional)
-    assert ending.splitlines()[0].startswith("Each may be written +key=value, ")
+    assert ending.splitlines()[0].startswith("Each setting may be written +key=value, ")
     assert ("Any other key" in ending) == command.reads_files
     assert max(map(len, command.help().splitlines())) <= 140
 

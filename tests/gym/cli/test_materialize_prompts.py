@@ -22,7 +22,7 @@ def valid_files(tmp_path: Path) -> None:
 def test_rows_are_written_with_their_prompts_and_counted(ng: Ng, tmp_path: Path) -> None:
     done = ng("materialize_prompts", *ARGUMENTS)
     assert (done.code, done.err) == (0, "")
-    assert done.out == "Wrote 2 rows of in.jsonl to made/out.jsonl.\n"
+    assert done.out == "Wrote 2 rows from in.jsonl to made/out.jsonl.\n"
     lines = (tmp_path / "made/out.jsonl").read_text().splitlines()
     system = {"role": "system", "content": "Be brief."}
     assert [json.loads(line) for line in lines] == [
@@ -66,7 +66,7 @@ def test_files_that_do_not_fit_are_one_complaint_and_nothing_is_written(
         ((*ARGUMENTS, "+input_jsonl_fpath=gone.jsonl"), ["'gone.jsonl'", "no such file"]),
         ((*ARGUMENTS, "+prompt_config=gone.yaml"), ["'gone.yaml'", "no such file"]),
         ((*ARGUMENTS, "+promt_config=x"), ["did you mean +prompt_config=x?"]),
-        ((*ARGUMENTS, "+limit=3"), ["ng_materialize_prompts takes no +limit="]),
+        ((*ARGUMENTS, "+limit=3"), ["ng_materialize_prompts: unknown setting +limit="]),
     ],
 )
 def test_arguments_that_are_wrong_are_one_complaint(

@@ -40,8 +40,8 @@ def test_profile_is_shown_and_written_beside_the_rollouts(ng: Ng, tmp_path: Path
     done = ng("reward_profile", ROLLOUTS, "+allow_partial_rollouts=true")
     assert (done.code, done.err) == (0, "")
     assert done.out == (
-        "7 of 10 rollouts are there, 3 missing.\n"
-        "Of 5 tasks, 3 are complete, 1 partial, 1 without a rollout.\n"
+        "7 of 10 rollouts are present, 3 missing.\n"
+        "Of 5 tasks, 3 are complete, 1 partial, 1 without rollouts.\n"
         "\n"
         "agent  tasks  rollouts  reward  95 % CI    std\n"
         "─────────────────────────────────────────────────\n"
@@ -67,7 +67,7 @@ def test_complete_run_needs_no_flag_and_one_line(ng: Ng, run: Path) -> None:
         file.writelines(line(4, index, "other", reward=0.5) for index in range(2))
     done = ng("reward_profile", ROLLOUTS, "+materialized_inputs_jsonl_fpath=run_materialized_inputs.jsonl")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("All 10 rollouts of 5 tasks are there.\n\nagent  tasks")
+    assert done.out.startswith("All 10 rollouts of 5 tasks are present.\n\nagent  tasks")
     assert "other  1      2         0.5     -          0\n" in done.out
 
 
@@ -99,7 +99,7 @@ def test_run_without_a_rollout_has_no_tables(ng: Ng, run: Path) -> None:
     run.write_text("")
     done = ng("reward_profile", ROLLOUTS, "+allow_partial_rollouts=true")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("0 of 10 rollouts are there, 10 missing.\nOf 5 tasks, 0 are complete, ")
+    assert done.out.startswith("0 of 10 rollouts are present, 10 missing.\nOf 5 tasks, 0 are complete, ")
     assert "agent  " not in done.out
     assert (
         json.loads(ng("reward_profile", ROLLOUTS, "+allow_partial_rollouts=true", "--json").out)["agents"]
@@ -117,7 +117,7 @@ def test_run_without_a_rollout_has_no_tables(ng: Ng, run: Path) -> None:
             (ROLLOUTS, "+materialized_inputs_jsonl_fpath=gone.jsonl"),
             ["did you mean +materialized_inputs_jsonl_fpath=run_materialized_inputs.jsonl?"],
         ),
-        ((ROLLOUTS, "+limit=3"), ["ng_reward_profile takes no +limit="]),
+        ((ROLLOUTS, "+limit=3"), ["ng_reward_profile: unknown setting +limit="]),
         ((ROLLOUTS, "+allow_partial_rollout=true"), ["did you mean +allow_partial_rollouts=true?"]),
     ],
 )

@@ -31,11 +31,11 @@ def test_a_file_without_faults_is_said_to_be_good(ng: Ng) -> None:
     assert done.out.splitlines() == [
         "rollouts.jsonl",
         "Rollouts: 2, 2 with token ids, 0 without",
-        "Turns: 4, 2 of them after another; 100 % of those go on with its tokens (0 breaks)",
-        "Tokens: 8 in the last prompts, 4 generated, 4 trainable (of 2 rollouts without break and defect)",
+        "Turns: 4, 2 of them after an earlier turn; 100 % of those continue its tokens (0 breaks)",
+        "Tokens: 8 in the last prompts, 4 generated, 4 trainable (in 2 rollouts without breaks and defects)",
         "Log-probabilities (turns): not said 4",
         "",
-        "All tokens can be trained on.",
+        "All tokens can be used for training.",
     ]
 
 
@@ -45,8 +45,8 @@ def test_a_break_is_shown_token_by_token(ng: Ng, rollouts: Path) -> None:
     assert (done.code, done.err) == (1, "")
     assert done.out.splitlines()[1:] == [
         "Rollouts: 2, 2 with token ids, 0 without",
-        "Turns: 4, 2 of them after another; 50.0 % of those go on with its tokens (1 break)",
-        "Tokens: 47 in the last prompts, 8 generated, 2 trainable (of 1 rollout without break and defect)",
+        "Turns: 4, 2 of them after an earlier turn; 50.0 % of those continue its tokens (1 break)",
+        "Tokens: 47 in the last prompts, 8 generated, 2 trainable (in 1 rollout without breaks and defects)",
         "Log-probabilities (turns): not said 4",
         "",
         "Breaks by likely cause:",
@@ -54,8 +54,8 @@ def test_a_break_is_shown_token_by_token(ng: Ng, rollouts: Path) -> None:
         "────────────────────────────────────────────────────────────────────────────────────────────────",
         "history_shorter  1      a part of the history is gone: it was dropped, or cut to fit the context",
         "",
-        "Line 2, rollout 7:0, turn 2: differs from token 41 on (45 seen before, 43 in its prompt); likely "
-        "history_shorter",
+        "Line 2, rollout 7:0, turn 2: differs from token 41 on (45 seen before, 43 in its prompt); "
+        "likely cause: history_shorter",
         "position  seen  prompt",
         "─────────────────────────",
         "38        38    38",
@@ -66,9 +66,9 @@ def test_a_break_is_shown_token_by_token(ng: Ng, rollouts: Path) -> None:
         "43        53    –       ≠",
         "44        3     –       ≠",
         "",
-        "For the texts of tokens, name the model's GGUF file or tokenizer.json: +tokenizer=<path>",
+        "To see texts of tokens, set +tokenizer=<path> to the model's GGUF file or tokenizer.json",
         "",
-        "Not all tokens can be trained on: 1 break and 0 defects found.",
+        "Not all tokens can be used for training: found 1 break and 0 defects.",
     ]
 
 
@@ -90,13 +90,16 @@ def test_a_tokenizer_that_does_not_know_the_ids_is_warned_of(ng: Ng, tmp_path: P
     write(rollouts, [record(BROKEN)])
     path = tokenizer(tmp_path / "tokenizer.json", {1: "a"})
     done = ng("token_report", "rollouts.jsonl", f"+tokenizer={path}")
-    assert f"warning: {path} does not know all of these ids" in done.out
+    assert f"warning: some of these ids are not in {path}" in done.out
 
 
 def test_more_breaks_than_are_shown_are_counted(ng: Ng, rollouts: Path) -> None:
     write(rollouts, [record(BROKEN, task) for task in range(4)])
     done = ng("token_report", "rollouts.jsonl", "+most_breaks=1")
-    assert done.out.count("\nLine ") == 1 and "\n… and 3 more breaks; +most_breaks=" in done.out
+    assert (
+        done.out.count("\nLine ") == 1
+        and "\n… and 3 more breaks; to show more, set +most_breaks=" in done.out
+    )
 
 
 def test_defects_are_listed_with_their_places(ng: Ng, rollouts: Path) -> None:
@@ -109,7 +112,7 @@ def test_defects_are_listed_with_their_places(ng: Ng, rollouts: Path) -> None:
         f"nan_log_probs  6      6       log-probabilities that are NaN (in JSON: null)  {places}, …"
         in done.out
     )
-    assert "\nNot all tokens can be trained on: 0 breaks and 6 defects found.\n" in done.out
+    assert "\nNot all tokens can be used for training: found 0 breaks and 6 defects.\n" in done.out
 
 
 def test_rollouts_without_keys_are_named_by_their_line(ng: Ng, rollouts: Path) -> None:
@@ -128,8 +131,8 @@ def test_turns_that_cannot_be_compared_and_masked_rollouts_are_told(ng: Ng, roll
     output = [{**message(), **bundle([1], [2])}, {**message(), **bundle(None, [3])}]
     write(rollouts, [record(output), record(GOOD, 1, mask_sample=True)])
     out = ng("token_report", "rollouts.jsonl").out
-    assert "Not compared: 1 turn, next to token fields with a defect" in out
-    assert "(of 0 rollouts without break and defect, 1 masked by the environment)" in out
+    assert "Not compared: 1 turn next to token fields with a defect" in out
+    assert "(in 0 rollouts without breaks and defects, 1 masked by the environment)" in out
 
 
 def test_kinds_of_log_probabilities_that_differ_are_warned_of(ng: Ng, rollouts: Path) -> None:
@@ -138,7 +141,8 @@ def test_kinds_of_log_probabilities_that_differ_are_warned_of(ng: Ng, rollouts: 
     write(rollouts, [record([item], task) for task, item in enumerate(items)])
     done = ng("token_report", "rollouts.jsonl")
     assert (
-        "Log-probabilities (turns): raw_logprobs 1, processed_logprobs 1, red 1\nwarning: not all" in done.out
+        "Log-probabilities (turns): raw_logprobs 1, processed_logprobs 1, red 1\nwarning: the turns have"
+        in done.out
     )
     assert done.code == 0
 
@@ -146,8 +150,8 @@ def test_kinds_of_log_probabilities_that_differ_are_warned_of(ng: Ng, rollouts: 
 @pytest.mark.parametrize(
     ("records", "told"),
     [
-        ([record([message()])], "No rollout has token ids: token information was off."),
-        ([], "There is no rollout"),
+        ([record([message()])], "No rollout has token ids. To collect them,"),
+        ([], "The file contains no rollouts"),
     ],
 )
 def test_a_file_without_token_ids_fails_unless_that_is_allowed(
@@ -164,7 +168,7 @@ def test_some_rollouts_without_token_ids_are_told_of(ng: Ng, rollouts: Path) -> 
     write(rollouts, [record(GOOD), record([message()], 1)])
     done = ng("token_report", "rollouts.jsonl")
     assert done.code == 0
-    assert done.out.endswith("\nAll tokens can be trained on; 1 rollout without any must be left out.\n")
+    assert done.out.endswith("\nAll tokens can be used for training; skip 1 rollout without tokens.\n")
 
 
 def test_one_break_in_many_turns_is_never_rounded_to_all(ng: Ng, rollouts: Path) -> None:
@@ -206,7 +210,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
     [
         ((), ["rollouts_jsonl_fpath"]),
         (("gone.jsonl",), ["gone.jsonl", "No such file"]),
-        (("rollouts.jsonl", "more.jsonl"), ["one too many"]),
+        (("rollouts.jsonl", "more.jsonl"), ["too many arguments"]),
         (("rollouts.jsonl", "+most_breaks=-1"), ["most_breaks"]),
         (("rollouts.jsonl", "+tokenizer=gone.gguf"), ["gone.gguf", "No such file", "tokenizer.json"]),
         (("rollouts.jsonl", "+tokenizer=rollouts.jsonl"), ["rollouts.jsonl", "neither GGUF nor"]),
