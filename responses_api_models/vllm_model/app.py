@@ -1,4 +1,4 @@
-"""vLLM as a model server: chat to the engine, both formats to callers, and the tokens of each call."""
+"""A model server for vLLM: calls the engine over Chat Completions, serves both APIs, and returns tokens."""
 
 import asyncio
 import time
@@ -29,9 +29,9 @@ class VLLMModel(SimpleResponsesAPIModel):
     @classmethod
     def check_config(cls, config: VLLMModelConfig) -> None:
         for url in config.base_urls:
-            NeMoGymAsyncOpenAI(url, config.api_key)  # refuses what is no address
+            NeMoGymAsyncOpenAI(url, config.api_key)  # raises ConfigError for an invalid address
 
-    # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
+    # Cached properties, because every request reads them: a pydantic private attribute is 30 times slower.
     @cached_property
     def replicas(self) -> Replicas:
         config = self.config
@@ -65,34 +65,34 @@ class VLLMModel(SimpleResponsesAPIModel):
     ) -> NeMoGymResponse:
         params, began = body.model_dump(mode="json", exclude_unset=True), time.time()
         try:
-            completion = await self._answer(request, self.converter.chat_request(params))
+            completion = await self._complete(request, self.converter.chat_request(params))
             response: Any = self.converter.response(completion, params)
             # Plain data: the route's response model validates it once.
             return response | {"created_at": began, "completed_at": time.time()}
         except RequestFormatError as error:
             raise HTTPException(422, str(error)) from error
         except ResponseFormatError as error:
-            raise HTTPException(502, f"the endpoint's answer: {error}") from error
+            raise HTTPException(502, f"the endpoint's response: {error}") from error
 
     async def chat_completions(
         self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
-        return await self._answer(request, body.model_dump(mode="json", exclude_unset=True))
+        return await self._complete(request, body.model_dump(mode="json", exclude_unset=True))
 
-    async def _answer(self, request: Request, chat: dict[str, Any]) -> Any:
-        """The chat answer to a chat request, as plain data."""
+    async def _complete(self, request: Request, chat: dict[str, Any]) -> Any:
+        """The chat completion for a chat request, as plain data."""
         chat = replica_call.prepared(chat, self.config)
         async with self.slots:
             return await self.replicas.call(request.session, lambda endpoint: self._turn(endpoint, chat))
 
     async def _turn(self, endpoint: NeMoGymAsyncOpenAI, chat: dict[str, Any]) -> dict[str, Any]:
         try:
-            completion = await self.turns.answer(endpoint, chat)
+            completion = await self.turns.complete(endpoint, chat)
         except aiohttp.ClientResponseError as error:
-            refusal = replica_call.too_long_message(error)
-            if refusal is None:
+            message = replica_call.too_long_message(error)
+            if message is None:
                 raise
-            return replica_call.too_long_answer(self.config.model, refusal, self.notices)
+            return replica_call.too_long_completion(self.config.model, message, self.notices)
         return replica_call.with_usage(completion, self.notices)
 
 

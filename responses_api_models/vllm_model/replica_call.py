@@ -1,8 +1,8 @@
-"""One turn at one replica: what is sent for a chat request, and the chat answer made of what comes back.
+"""One turn at one replica: builds the request for the engine, and a chat completion from its response.
 
-There are three ways, one class each: without token information; with it, where the engine renders the
-messages; and with a prompt of token ids that is put together here, so that history is never tokenised again.
-Whichever it is, neither the request nor the engine's answer is changed in place.
+There are three ways, one class each: without token information; with token information, where the engine
+renders the messages; and with a prompt of token ids that is built here, so that history is never tokenised
+again. Neither the request nor the engine's response is changed in place.
 """
 
 import json
@@ -24,17 +24,17 @@ from nemo_gym.formats.usage_conversion import filled_usage
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from responses_api_models.vllm_model.config import VLLMModelConfig
 from responses_api_models.vllm_model.token_ids import (
-    ASK_FOR_TOKENS,
     LENGTH_FIELDS,
     LOG_PROBS_MODE_FIELD,
     RENDERED,
+    TOKEN_REQUEST_FIELDS,
     CallTokens,
-    RefusedRequestError,
     TokenInformationError,
+    UnsupportedRequestError,
     completion_request,
     difference,
-    refuse_what_needs_the_chat_route,
-    the_choice,
+    only_choice,
+    reject_chat_only_features,
     tokens_of_chat,
     tokens_of_completion,
 )
@@ -48,8 +48,8 @@ _TOO_LONG = re.compile(
     r"|longer than the maximum model length|exceeds the available context size"
     r"|max_tokens must be at least 1, got -\d|context_length_exceeded|exceed_context_size_error"
 )
-_SAID_WITHIN = 300
-"""Characters of an error message that are looked at: further on, it may quote the request."""
+_SEARCHED_CHARACTERS = 300
+"""How much of an error message is searched: what follows may quote the request."""
 
 
 @dataclass
@@ -66,10 +66,10 @@ class Notices:
 
 
 class Turns(Protocol):
-    """A way to have a turn answered."""
+    """One of the ways to make a turn."""
 
-    async def answer(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
-        """The chat answer to a chat request."""
+    async def complete(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
+        """The chat completion for a chat request."""
 
 
 def turns_for(config: VLLMModelConfig, notices: Notices) -> Turns:
@@ -82,10 +82,10 @@ def turns_for(config: VLLMModelConfig, notices: Notices) -> Turns:
 
 
 def prepared(chat: Chat, config: VLLMModelConfig) -> Chat:
-    """A chat request as the configuration wants it."""
+    """A chat request with the configured fields."""
     overrides = dict(config.sampling_overrides)
     lengths = [overrides.pop(name) for name in LENGTH_FIELDS if name in overrides]
-    if lengths:  # whichever of its names a request uses
+    if lengths:  # replaces all names of the limit that a request may use
         chat = {name: value for name, value in chat.items() if name not in LENGTH_FIELDS}
         overrides["max_completion_tokens"] = lengths[0]
     request = {**chat, "model": config.model, **overrides}
@@ -95,85 +95,85 @@ def prepared(chat: Chat, config: VLLMModelConfig) -> Chat:
     request |= config.extra_body
     if not request.get("tools"):
         request.pop("tools", None)
-        if request.get("tool_choice") in (None, "auto", "none"):  # vLLM wants tools beside any choice
+        if request.get("tool_choice") in (None, "auto", "none"):  # vLLM rejects a choice without tools
             request.pop("tool_choice", None)
     if config.uses_reasoning_parser:
         request["messages"] = [_with_both_names(message) for message in request["messages"]]
     if config.return_token_id_information and request.get("n") not in (None, 1):
-        raise RefusedRequestError(
-            f"n={request['n']}: with token information there is one answer to a request"
+        raise UnsupportedRequestError(
+            f"n={request['n']}: must be 1 with return_token_id_information; send the request n times"
         )
     return request
 
 
 def _with_both_names(message: Chat) -> Chat:
-    """Older engines know reasoning by one name, newer ones by the other."""
+    """Older engines read `reasoning_content`, newer ones `reasoning`."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"reasoning": reasoning, **message}
 
 
 class PlainTurns:
-    """Without token information: the engine's own chat answers."""
+    """Without token information: the engine's own chat completions."""
 
-    async def answer(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
+    async def complete(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
         messages = [without_tokens(message) for message in chat["messages"]]
         return await endpoint.create_chat_completion(**{**chat, "messages": messages})
 
 
 @dataclass(frozen=True)
 class TokenTurns:
-    """With token information; the ids of the history are sent along, for servers that take them."""
+    """With token information; the messages include the ids of the history, for servers that accept them."""
 
     log_probs_mode: str
     notices: Notices
 
-    async def answer(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
+    async def complete(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
         top = chat.get("top_logprobs") or 0
-        asked = {**chat, **ASK_FOR_TOKENS, "logprobs": True, "top_logprobs": top}
-        completion = await endpoint.create_chat_completion(**asked)
+        request = {**chat, **TOKEN_REQUEST_FIELDS, "logprobs": True, "top_logprobs": top}
+        completion = await endpoint.create_chat_completion(**request)
         tokens = tokens_of_chat(completion)
         prompt = tokens.prompt
         if prompt is None:
             opened = chat.get("add_generation_prompt", True)
             prompt = (await tokenized(endpoint, chat, chat["messages"], add_generation_prompt=opened)).ids
         self._compare(chat["messages"], prompt)
-        mode = the_choice(completion)["message"].get(LOG_PROBS_MODE_FIELD) or self.log_probs_mode
+        mode = only_choice(completion)["message"].get(LOG_PROBS_MODE_FIELD) or self.log_probs_mode
         return with_tokens(completion, chat, tokens, tokens.fields(prompt, mode))
 
     def _compare(self, messages: Sequence[Mapping[str, Any]], prompt: list[int]) -> None:
-        """Notice an engine that tokenised the history again, to other ids than it had sampled."""
+        """Warn if the engine tokenised the history again, to ids other than the sampled ones."""
         turn = newest_known_turn(messages)
         if turn is not None and prompt[: len(turn.seen)] != turn.seen:
             self.notices.warn(
                 "retokenized",
-                "the endpoint tokenised history again: the ids of earlier turns and its prompt part (%s); "
-                "such rollouts cannot be trained on; set token_id_replay: completions, or serve with a "
-                "policy server that takes the ids",
+                "the endpoint tokenised history again: its prompt and the ids of earlier turns differ (%s); "
+                "such rollouts cannot be used for training; set token_id_replay: completions, or use a "
+                "policy server that accepts the ids",
                 difference(turn.seen, prompt),
             )
 
 
 @dataclass(frozen=True)
 class ReplayTurns:
-    """With token information, over the Completions route: the prompt is the ids that the model has seen."""
+    """With token information, over the Completions route: the prompt starts with the known ids."""
 
     log_probs_mode: str
     uses_reasoning_parser: bool
     eos: "EosToken"
     notices: Notices
 
-    async def answer(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
-        refuse_what_needs_the_chat_route(chat)
+    async def complete(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat) -> Chat:
+        reject_chat_only_features(chat)
         whole = await tokenized(endpoint, chat, chat["messages"])
         prompt = await self._prompt(endpoint, chat, whole.ids)
         request = completion_request(chat, prompt, whole.max_model_len)
         if request["max_tokens"] < 1:
-            room = f"its prompt is {len(prompt)} tokens, the context {whole.max_model_len}"
-            return too_long_answer(chat["model"], room, self.notices)
+            problem = f"its prompt has {len(prompt)} tokens, the context {whole.max_model_len}"
+            return too_long_completion(chat["model"], problem, self.notices)
         completion = await endpoint.create_completion(**request)
         tokens = tokens_of_completion(completion, prompt)
-        answer = chat_answer(completion, chat, self.uses_reasoning_parser)
-        return with_tokens(answer, chat, tokens, tokens.fields(prompt, self.log_probs_mode))
+        converted = converted_completion(completion, chat, self.uses_reasoning_parser)
+        return with_tokens(converted, chat, tokens, tokens.fields(prompt, self.log_probs_mode))
 
     async def _prompt(self, endpoint: NeMoGymAsyncOpenAI, chat: Chat, whole: list[int]) -> list[int]:
         turn = newest_known_turn(chat["messages"])
@@ -190,18 +190,18 @@ class ReplayTurns:
 
 @dataclass
 class EosToken:
-    """The token that ends a turn: its id, or the text that an engine makes it of."""
+    """The token that ends a turn: its id, or the text whose id the engine knows."""
 
     id: int | None
     text: str | None
 
     async def id_at(self, endpoint: NeMoGymAsyncOpenAI) -> int:
         if self.id is None:
-            answer = await endpoint.create_tokenize(prompt=self.text, add_special_tokens=False)
-            ids = answer.get("tokens") or []
+            response = await endpoint.create_tokenize(prompt=self.text, add_special_tokens=False)
+            ids = response.get("tokens") or []
             if len(ids) != 1:
                 raise TokenInformationError(
-                    f"eos_token {self.text!r} is {len(ids)} tokens; set eos_token_id to the one id"
+                    f"eos_token {self.text!r} is {len(ids)} tokens instead of one; set eos_token_id"
                 )
             self.id = int(ids[0])
         return self.id
@@ -220,26 +220,26 @@ async def tokenized(
     *,
     add_generation_prompt: bool = True,
 ) -> Tokenized:
-    """The prompt that the engine makes of messages."""
+    """The prompt that the engine renders from messages, as token ids."""
     request = {name: chat[name] for name in RENDERED if chat.get(name) is not None}
-    if chat.get("reasoning_effort") is not None:  # only the chat route knows the field; templates read it
+    if chat.get("reasoning_effort") is not None:  # /tokenize does not have this field, but templates use it
         effort = {"reasoning_effort": chat["reasoning_effort"]}
         request["chat_template_kwargs"] = {**effort, **request.get("chat_template_kwargs", {})}
-    answer = await endpoint.create_tokenize(
+    response = await endpoint.create_tokenize(
         model=chat["model"],
         messages=[without_tokens(message) for message in messages],
         add_generation_prompt=add_generation_prompt,
         **request,
     )
-    ids = answer.get("tokens")
-    if not isinstance(ids, list) or not ids:  # a server that knows only text answers with an empty list
-        raise TokenInformationError("the endpoint's /tokenize gives no tokens for messages")
-    return Tokenized(ids, answer.get("max_model_len"))
+    ids = response.get("tokens")
+    if not isinstance(ids, list) or not ids:  # servers that tokenise only text return an empty list
+        raise TokenInformationError("the endpoint's /tokenize returns no tokens for messages")
+    return Tokenized(ids, response.get("max_model_len"))
 
 
-def chat_answer(completion: Chat, chat: Chat, uses_reasoning_parser: bool) -> Chat:
-    """A Completions answer as the chat route would have given it."""
-    choice = the_choice(completion)
+def converted_completion(completion: Chat, chat: Chat, uses_reasoning_parser: bool) -> Chat:
+    """A completion as the chat completion that the chat route would have returned."""
+    choice = only_choice(completion)
     offered = bool(chat.get("tools")) and chat.get("tool_choice") != "none"
     text = choice.get("text") or ""
     generated = parse_generated(text, tools_offered=offered)
@@ -247,18 +247,18 @@ def chat_answer(completion: Chat, chat: Chat, uses_reasoning_parser: bool) -> Ch
     if uses_reasoning_parser and generated.reasoning is not None:
         message["reasoning_content"] = generated.reasoning
     elif not uses_reasoning_parser:
-        spoken = parse_generated(text, tools_offered=False).text
-        message["content"] = (text.removesuffix(spoken) + generated.text) or None
+        without_reasoning = parse_generated(text, tools_offered=False).text
+        message["content"] = (text.removesuffix(without_reasoning) + generated.text) or None
     if generated.calls:
         message["tool_calls"] = generated.tool_calls()
     reason = choice.get("finish_reason")
-    answered = {
+    chat_choice = {
         "index": 0,
         "message": message,
         "finish_reason": "tool_calls" if generated.calls and reason == "stop" else reason,
         "logprobs": _chat_logprobs(choice.get("logprobs")) if chat.get("logprobs") else None,
     }
-    return {**completion, "object": "chat.completion", "choices": [answered]}
+    return {**completion, "object": "chat.completion", "choices": [chat_choice]}
 
 
 def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Chat | None:
@@ -281,24 +281,24 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> Chat | None:
 
 
 def with_tokens(completion: Chat, chat: Chat, tokens: CallTokens, fields: Chat) -> Chat:
-    """A chat answer whose message carries its tokens, without the log-probabilities nobody asked for."""
-    choice = dict(the_choice(completion))
+    """A chat completion with token fields on its message, and `logprobs` only if the request has them."""
+    choice = dict(only_choice(completion))
     choice["message"] = {**choice["message"], **fields}
     choice.pop("token_ids", None)
     if not chat.get("logprobs"):
         choice["logprobs"] = None
-    answer = {key: value for key, value in completion.items() if key != "prompt_token_ids"}
-    answer["choices"] = [choice]
-    if not answer.get("usage"):
-        answer["usage"] = _usage(len(fields["prompt_token_ids"]), len(tokens.generation))
-    return answer
+    changed = {key: value for key, value in completion.items() if key != "prompt_token_ids"}
+    changed["choices"] = [choice]
+    if not changed.get("usage"):
+        changed["usage"] = _usage(len(fields["prompt_token_ids"]), len(tokens.generation))
+    return changed
 
 
 def with_usage(completion: Chat, notices: Notices) -> Chat:
-    """The answer with token counts: zeros where the engine gives none."""
+    """The completion with token counts: zeros if the engine returns none."""
     if usage := completion.get("usage"):
         return {**completion, "usage": filled_usage(usage, "chat_completions")}
-    notices.warn("usage", "the endpoint gives no usage: its token counts are recorded as zero")
+    notices.warn("usage", "the endpoint returns no usage; its token counts are recorded as zero")
     return {**completion, "usage": _usage(0, 0)}
 
 
@@ -311,24 +311,28 @@ def _usage(prompt: int, generated: int) -> Chat:
 
 
 def too_long_message(error: aiohttp.ClientResponseError) -> str | None:
-    """What the engine says where it refuses a request because it does not fit the context; else None."""
+    """The engine's message if it rejected a request that does not fit into the context; else None."""
     if error.status != 400:
         return None
     try:
         body = json.loads(getattr(error, "response_content", b""))
     except ValueError:
         return None
-    told = body.get("error", body) if isinstance(body, dict) else None
-    if not isinstance(told, dict):
-        told = {"message": told}
-    message = str(told.get("message") or "")
-    kinds = f"{told.get('type')} {told.get('code')}"
-    return message if _TOO_LONG.search(message[:_SAID_WITHIN]) or _TOO_LONG.search(kinds) else None
+    details = body.get("error", body) if isinstance(body, dict) else None
+    if not isinstance(details, dict):
+        details = {"message": details}
+    message = str(details.get("message") or "")
+    kinds = f"{details.get('type')} {details.get('code')}"
+    return message if _TOO_LONG.search(message[:_SEARCHED_CHARACTERS]) or _TOO_LONG.search(kinds) else None
 
 
-def too_long_answer(model: str, said: str, notices: Notices) -> Chat:
-    """The answer to a request that does not fit the context: an empty one, cut by length."""
-    notices.warn("too_long", "a request does not fit the context and is answered empty: %s", said)
+def too_long_completion(model: str, problem: str, notices: Notices) -> Chat:
+    """The chat completion for a request that does not fit into the context: empty, ended by length."""
+    notices.warn(
+        "too_long",
+        "a request does not fit into the context; its response is empty and incomplete: %s",
+        problem,
+    )
     message = {"role": "assistant", "content": ""}
     return {
         "id": f"chatcmpl-{uuid4().hex}",

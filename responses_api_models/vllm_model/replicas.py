@@ -1,7 +1,7 @@
-"""The replicas of one model, and which of them a session talks to.
+"""The replicas of one model, and which of them a session uses.
 
-Invariant: a session stays with the replica of its first call, whose cache holds its history, for as long as
-that replica answers.
+Invariant: a session stays with the replica of its first call, whose cache holds its history, as long as that
+replica responds.
 """
 
 import logging
@@ -20,9 +20,9 @@ T = TypeVar("T")
 Session = MutableMapping[str, Any]
 
 REPLICA_KEY = "vllm_replica"
-"""Where a session keeps the number of its replica."""
+"""The session key for the number of its replica."""
 DOWN_S = 30.0
-"""How long a replica that did not answer is passed over: without work it would look like the best choice."""
+"""How long a replica that did not respond is skipped: without calls in flight it would be chosen first."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Replica:
 
 
 class Replicas:
-    """Chooses a replica for each session, and another one where it is dead."""
+    """Chooses a replica for each session, and another one if that does not respond."""
 
     def __init__(
         self,
@@ -50,27 +50,27 @@ class Replicas:
         self._clock = clock
         self._next = 0
 
-    async def call(self, session: Session, ask: Callable[[NeMoGymAsyncOpenAI], Awaitable[T]]) -> T:
-        """What the session's replica answers; the others are asked where it gives no answer at all."""
+    async def call(self, session: Session, request: Callable[[NeMoGymAsyncOpenAI], Awaitable[T]]) -> T:
+        """The response of the session's replica, or of another one if that cannot be reached."""
         untried = list(self._replicas)
         while True:
             replica = self._choose(session, untried)
             untried.remove(replica)
             replica.in_flight += 1
             try:
-                answer = await ask(replica.endpoint)
+                response = await request(replica.endpoint)
             except aiohttp.ClientConnectionError as error:  # after the endpoint's own retries
                 if not untried:
                     raise
-                self._note_down(replica, error)
+                self._mark_down(replica, error)
             else:
                 replica.down_until = float("-inf")
-                return answer
+                return response
             finally:
                 replica.in_flight -= 1
 
     def _choose(self, session: Session, untried: Sequence[Replica]) -> Replica:
-        if len(self._replicas) == 1:  # and the session stays empty, which costs no memory
+        if len(self._replicas) == 1:  # the session stays empty, which costs no memory
             return self._replicas[0]
         now = self._clock()
         up = [replica for replica in untried if replica.down_until <= now] or untried
@@ -83,9 +83,9 @@ class Replicas:
         session[REPLICA_KEY] = chosen.number
         return chosen
 
-    def _note_down(self, replica: Replica, error: Exception) -> None:
+    def _mark_down(self, replica: Replica, error: Exception) -> None:
         now = self._clock()
-        if replica.down_until <= now:  # once for an outage, not for each of its sessions
+        if replica.down_until <= now:  # logged once per outage, not once per session
             logger.warning(
                 "%s: a replica is down: %s; its sessions move to other replicas", self._server_name, error
             )

@@ -1,7 +1,7 @@
-"""The tokens of model calls: read from what an engine answered, found in a history, and sent as a prompt.
+"""The tokens of model calls: read from the engine's responses and sent as a prompt.
 
-Invariant: ids and log-probabilities are the engine's own, and where it says them in several ways, these
-agree. Anything less is an error, never a guess.
+Invariant: ids and log-probabilities are the engine's own. If the engine returns them in several places, they
+are equal. Anything else is an error; nothing is guessed.
 """
 
 import json
@@ -19,7 +19,7 @@ Body = Mapping[str, Any]
 
 TOKEN_FIELDS = tuple(TokenIDLogProbMixin.model_fields)
 LOG_PROBS_MODE_FIELD = "generation_log_probs_mode"
-ASK_FOR_TOKENS: dict[str, Any] = {"return_tokens_as_token_ids": True, "return_token_ids": True, "n": 1}
+TOKEN_REQUEST_FIELDS: dict[str, Any] = {"return_tokens_as_token_ids": True, "return_token_ids": True, "n": 1}
 RENDERED = (
     "tools",
     "chat_template",
@@ -44,14 +44,14 @@ _ID_PREFIX = "token_id:"
 
 
 class TokenInformationError(HTTPException):
-    """The engine did not say which tokens it read and sampled, or said it in ways that do not fit."""
+    """The engine's token information is missing or contradicts itself."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(502, f"token information: {problem}")
 
 
-class RefusedRequestError(HTTPException):
-    """A request that this server cannot pass on; the caller has to change it."""
+class UnsupportedRequestError(HTTPException):
+    """A request that this server cannot send to the engine; the caller has to change it."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(422, problem)
@@ -59,30 +59,30 @@ class RefusedRequestError(HTTPException):
 
 @dataclass(frozen=True)
 class CallTokens:
-    """What one call read and sampled."""
+    """The tokens of one call: its prompt and its generation."""
 
     prompt: list[int] | None
-    """None: the answer does not say; the prompt has to be tokenised."""
+    """None: the completion does not contain it; the prompt has to be tokenised."""
     generation: list[int]
     log_probs: list[float]
 
     def fields(self, prompt: list[int], mode: str) -> dict[str, Any]:
-        """As they stand on a message."""
+        """The token fields of a message."""
         return token_fields(prompt, self.generation, self.log_probs, mode)
 
 
 def tokens_of_chat(completion: Body) -> CallTokens:
-    """The tokens in a Chat Completions answer."""
-    choice = the_choice(completion)
+    """The tokens of a chat completion."""
+    choice = only_choice(completion)
     if not isinstance(choice.get("message"), dict):
-        raise TokenInformationError("the endpoint's answer has no message")
-    logged = _Logged.of_chat(choice.get("logprobs"))
+        raise TokenInformationError("the endpoint's chat completion has no message")
+    logged = _LogProbs.of_chat(choice.get("logprobs"))
     prompt, generation = completion.get("prompt_token_ids"), choice.get("token_ids")
     bundle = _bundle(choice["message"])
     if bundle is None:
         return _listed(prompt, generation, logged) or _logged_only(logged)
     if prompt is not None:
-        _agree("prompt_token_ids of the message and of the answer", bundle.prompt, prompt)
+        _agree("prompt_token_ids of the message and of the completion", bundle.prompt, prompt)
     if generation is not None:
         _agree("generation_token_ids and token_ids", bundle.generation, generation)
     if logged.ids is not None:
@@ -91,38 +91,38 @@ def tokens_of_chat(completion: Body) -> CallTokens:
 
 
 def tokens_of_completion(completion: Body, prompt: list[int]) -> CallTokens:
-    """The tokens in a Completions answer to a prompt that was given as ids."""
-    choice = the_choice(completion)
-    logged = _Logged.of_completion(choice.get("logprobs"))
-    told = choice.get("prompt_token_ids")
-    if told is not None:
-        _agree("the prompt sent and prompt_token_ids", prompt, told)
+    """The tokens of a completion (not a chat completion) whose prompt was sent as ids."""
+    choice = only_choice(completion)
+    logged = _LogProbs.of_completion(choice.get("logprobs"))
+    returned = choice.get("prompt_token_ids")
+    if returned is not None:
+        _agree("the prompt sent and prompt_token_ids", prompt, returned)
     generation = choice.get("token_ids")
     found = _logged_only(logged) if generation is None else _listed(prompt, generation, logged)
-    assert found is not None  # with a generation there always is one
+    assert found is not None  # never None if there is a generation
     return CallTokens(prompt, found.generation, found.log_probs)
 
 
-def the_choice(completion: Body) -> Body:
-    """The one answer in an answer."""
+def only_choice(completion: Body) -> Body:
+    """The choice of a completion that must have exactly one."""
     choices = completion.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         count = len(choices) if isinstance(choices, list) else 0
-        raise TokenInformationError(f"the endpoint's answer has {count} choices, where one was asked for")
+        raise TokenInformationError(f"the endpoint's completion has {count} choices instead of one")
     choice: Body = choices[0]
     return choice
 
 
 @dataclass(frozen=True)
-class _Logged:
-    """What the list of log-probabilities says."""
+class _LogProbs:
+    """The list of log-probabilities in a completion."""
 
     ids: list[int] | None
-    """None: its tokens are not given as ids."""
+    """None: its tokens are not ids."""
     log_probs: list[float] | None
 
     @classmethod
-    def of_chat(cls, logprobs: Body | None) -> "_Logged":
+    def of_chat(cls, logprobs: Body | None) -> "_LogProbs":
         content = (logprobs or {}).get("content")
         if content is None:
             return cls(None, None)
@@ -130,56 +130,56 @@ class _Logged:
         return cls.of_lists(tokens, [entry.get("logprob") for entry in content])
 
     @classmethod
-    def of_completion(cls, logprobs: Body | None) -> "_Logged":
+    def of_completion(cls, logprobs: Body | None) -> "_LogProbs":
         if not logprobs or logprobs.get("token_logprobs") is None:
             return cls(None, None)
         return cls.of_lists(logprobs.get("tokens") or [], logprobs["token_logprobs"])
 
     @classmethod
-    def of_lists(cls, tokens: Sequence[str], log_probs: Sequence[float | None]) -> "_Logged":
+    def of_lists(cls, tokens: Sequence[str], log_probs: Sequence[float | None]) -> "_LogProbs":
         are_ids = [token.startswith(_ID_PREFIX) for token in tokens]
         ids = [int(token[len(_ID_PREFIX) :]) for token in tokens] if all(are_ids) else None
         if ids is None and any(are_ids):
-            raise TokenInformationError("some tokens in logprobs are given as ids and some as text")
+            raise TokenInformationError("some tokens in logprobs are ids and some are text")
         return cls(ids, [math.nan if value is None else value for value in log_probs])
 
 
 def _bundle(message: Body) -> CallTokens | None:
-    """What a policy server puts on the message: all three fields or none."""
+    """The token fields that a policy server puts on the message: all three or none."""
     values = [message.get(field) for field in TOKEN_FIELDS]
     missing = [field for field, value in zip(TOKEN_FIELDS, values, strict=True) if value is None]
     if len(missing) == len(TOKEN_FIELDS):
         return None
     if missing:
-        raise TokenInformationError(f"the message carries token ids, but no {' and no '.join(missing)}")
+        raise TokenInformationError(f"the message has token ids, but no {' and no '.join(missing)}")
     prompt, generation, log_probs = values
     assert prompt is not None and generation is not None and log_probs is not None
     numbers = [math.nan if value is None else value for value in log_probs]
     return _counted(CallTokens(prompt, generation, numbers))
 
 
-def _listed(prompt: list[int] | None, generation: list[int] | None, logged: _Logged) -> CallTokens | None:
-    """What `return_token_ids` gives: the ids of prompt and generation; the rest stands in `logprobs`."""
+def _listed(prompt: list[int] | None, generation: list[int] | None, logged: _LogProbs) -> CallTokens | None:
+    """The tokens that `return_token_ids` adds, with the log-probabilities of `logprobs`."""
     if prompt is None and generation is None:
         return None
     if prompt is None or generation is None:
         there, missing = (
             ("prompt_token_ids", "token_ids") if generation is None else ("token_ids", "prompt_token_ids")
         )
-        raise TokenInformationError(f"the answer has {there}, but no {missing}")
+        raise TokenInformationError(f"the completion has {there}, but no {missing}")
     if logged.ids is not None:
         _agree("token_ids and the ids in logprobs", generation, logged.ids)
     log_probs = logged.log_probs
     if log_probs is None and generation:
-        raise TokenInformationError("the answer has token_ids, but no logprobs")
+        raise TokenInformationError("the completion has token_ids, but no logprobs")
     return _counted(CallTokens(prompt, generation, log_probs or []))
 
 
-def _logged_only(logged: _Logged) -> CallTokens:
-    """What `return_tokens_as_token_ids` gives; an engine that knows neither is of no use for training."""
+def _logged_only(logged: _LogProbs) -> CallTokens:
+    """The tokens that `return_tokens_as_token_ids` adds; an engine that supports neither is an error."""
     if logged.ids is None or logged.log_probs is None:
         raise TokenInformationError(
-            "the endpoint gives no token ids; serve the model with vLLM (0.10.2 or later gives all of them) "
+            "the endpoint returns no token ids; serve the model with vLLM (0.10.2 or later is best), "
             "or set return_token_id_information: false"
         )
     return _counted(CallTokens(None, logged.ids, logged.log_probs))
@@ -199,39 +199,41 @@ def _agree(which: str, one: Sequence[int] | None, other: Sequence[int] | None) -
 
 
 def difference(one: Sequence[int], other: Sequence[int]) -> str:
-    """Where two lists of ids part."""
+    """The first place at which two lists of ids differ."""
     for position, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return f"at position {position}: {a} and {b}"
     return f"their lengths: {len(one)} and {len(other)}"
 
 
-def refuse_what_needs_the_chat_route(chat: Body) -> None:
-    """What a prompt of ids cannot say."""
+def reject_chat_only_features(chat: Body) -> None:
+    """Raise if a request uses a feature that a prompt of token ids cannot express."""
     where = "is not possible with token_id_replay: completions; set token_id_replay: messages"
     choice = chat.get("tool_choice")
     if chat.get("tools") and choice not in (None, "auto", "none"):
-        raise RefusedRequestError(f"tool_choice {json.dumps(choice)} {where}")
+        raise UnsupportedRequestError(f"tool_choice {json.dumps(choice)} {where}")
     if chat.get("continue_final_message"):
-        raise RefusedRequestError(f"continue_final_message {where}")
+        raise UnsupportedRequestError(f"continue_final_message {where}")
     for message in chat["messages"]:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if part.get("type") not in ("text", "refusal"):
-                raise RefusedRequestError(f"content of type {part.get('type')!r} {where}")
+                raise UnsupportedRequestError(f"content of type {part.get('type')!r} {where}")
 
 
 def completion_request(chat: Body, prompt: list[int], max_model_len: int | None) -> dict[str, Any]:
-    """The Completions request for a chat request whose prompt is known; it asks for no more than fits."""
+    """The Completions request for a chat request with this prompt; its token limit fits into the context."""
     limits = [chat[name] for name in LENGTH_FIELDS if chat.get(name) is not None][:1]
     if max_model_len is not None:
         limits.append(max_model_len - len(prompt))
-    if not limits:  # this route would end every generation after 16 tokens
-        raise RefusedRequestError("the endpoint does not say its context length; set max_output_tokens")
+    if not limits:  # without a limit, this route ends every generation after 16 tokens
+        raise UnsupportedRequestError(
+            "the endpoint does not report its context length; set max_output_tokens"
+        )
     passed_on = {name: value for name, value in chat.items() if name not in _CHAT_ONLY}
     return {
         **passed_on,
-        **ASK_FOR_TOKENS,
+        **TOKEN_REQUEST_FIELDS,
         "prompt": prompt,
         "max_tokens": min(limits),
         "logprobs": chat.get("top_logprobs") or 0,

@@ -1,7 +1,7 @@
 """A program that serves a small real model with llama.cpp's HTTP server until its standard input ends.
 
-Its argument is a chat template (the model's own drops tools and earlier calls without a word). It writes its
-address to standard output. A process of its own: the engine does not survive the exit of its interpreter.
+Its argument is a chat template (the model's own silently drops tools and earlier calls). It writes its
+address to standard output. It runs in a child process because the engine crashes when its interpreter exits.
 """
 
 import importlib.util

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from nemo_gym.http import request
 from nemo_gym.servers.hosted import HostedServer
-from responses_api_models.vllm_model.tests.asking import (
+from responses_api_models.vllm_model.tests.model_under_test import (
     CALL,
     WEATHER,
     Gym,
@@ -22,37 +22,39 @@ from responses_api_models.vllm_model.tests.asking import (
 from tests.support.vllm_stand_in import VLLMStandIn, error
 
 
-def test_responses_are_asked_for_as_chat_of_the_configured_model() -> None:
+def test_responses_use_chat_completions_of_the_configured_model() -> None:
     with VLLMStandIn() as vllm:
-        answer = Gym(vllm).ask({"input": "x", "model": "another", "instructions": "be brief", "seed": 3})
-    (asked,) = vllm.asked
-    assert asked.path == "/v1/chat/completions"
-    assert asked.body == {
+        response = Gym(vllm).respond(
+            {"input": "x", "model": "another", "instructions": "be brief", "seed": 3}
+        )
+    (sent,) = vllm.asked
+    assert sent.path == "/v1/chat/completions"
+    assert sent.body == {
         "messages": [{"role": "system", "content": "be brief"}, user()],
         "model": "mine",
         "seed": 3,
     }
-    assert texts_of(answer) == [("message", "hi")]
-    assert answer["status"] == "completed"
-    assert answer["usage"]["output_tokens"] == 3
-    assert answer["usage"]["total_tokens"] == answer["usage"]["input_tokens"] + 3
+    assert texts_of(response) == [("message", "hi")]
+    assert response["status"] == "completed"
+    assert response["usage"]["output_tokens"] == 3
+    assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + 3
 
 
 def test_key_and_default_headers_are_sent() -> None:
     with VLLMStandIn() as vllm:
-        Gym(vllm, default_headers={"X-Team": "gym"}).ask({"input": "x"})
+        Gym(vllm, default_headers={"X-Team": "gym"}).respond({"input": "x"})
     assert vllm.asked[0].headers["Authorization"] == "Bearer key-of-mine"
     assert vllm.asked[0].headers["X-Team"] == "gym"
 
 
-def test_sampling_overrides_win_over_the_request_and_extra_body_over_both() -> None:
+def test_sampling_overrides_replace_request_fields_and_extra_body_replaces_both() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(
             vllm,
             sampling_overrides={"temperature": 0.5, "top_k": 20, "top_p": 0.9},
             extra_body={"top_p": 0.8, "vendor": {"a": [1]}},
         )
-        gym.ask({"input": "x", "temperature": 1.0, "top_p": 0.1, "seed": 4})
+        gym.respond({"input": "x", "temperature": 1.0, "top_p": 0.1, "seed": 4})
         gym.chat({"messages": [user()], "temperature": 1.0})
     for body in vllm.bodies():
         assert body["temperature"] == 0.5
@@ -61,103 +63,103 @@ def test_sampling_overrides_win_over_the_request_and_extra_body_over_both() -> N
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
-def test_longest_answer_can_be_overridden_whatever_it_is_called(name: str) -> None:
+def test_token_limit_can_be_overridden_under_any_of_its_names(name: str) -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, sampling_overrides={name: 2})
-        assert gym.ask({"input": "x", "max_output_tokens": 7})["status"] == "incomplete"
+        assert gym.respond({"input": "x", "max_output_tokens": 7})["status"] == "incomplete"
         gym.chat({"messages": [user()], "max_tokens": 7})
     for body in vllm.bodies():
         assert {key: value for key, value in body.items() if "max" in key} == {"max_completion_tokens": 2}
 
 
-def test_template_arguments_of_a_request_win_over_configured_ones() -> None:
+def test_template_arguments_of_a_request_take_precedence_over_configured_ones() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, chat_template_kwargs={"enable_thinking": True, "style": "short"})
-        gym.ask({"input": "x", "chat_template_kwargs": {"enable_thinking": False}})
-        gym.ask({"input": "x"})
+        gym.respond({"input": "x", "chat_template_kwargs": {"enable_thinking": False}})
+        gym.respond({"input": "x"})
     first, second = vllm.bodies()
     assert first["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
     assert second["chat_template_kwargs"] == {"enable_thinking": True, "style": "short"}
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
-def test_no_tools_are_sent_where_there_are_none(choice: dict[str, str]) -> None:
+def test_empty_tools_are_not_sent(choice: dict[str, str]) -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm)
-        gym.ask({"input": "x", "tools": [], **choice})
+        gym.respond({"input": "x", "tools": [], **choice})
         gym.chat({"messages": [user()], "tools": [], **choice})
     for body in vllm.bodies():
         assert not {"tools", "tool_choice"} & set(body)
 
 
-def test_tools_are_called_and_their_answers_come_back() -> None:
+def test_tools_are_called_and_their_outputs_are_sent_back() -> None:
     def write(prompt: str) -> str:
         return "It rains." if "rain" in prompt else f"Let me see.{CALL}"
 
     with VLLMStandIn(write) as vllm:
         gym = Gym(vllm)
-        first = gym.ask({"input": [user("Oslo?")], "tools": [WEATHER]})
+        first = gym.respond({"input": [user("Oslo?")], "tools": [WEATHER]})
         assert texts_of(first) == [("message", "Let me see."), ("function_call", 'weather {"city": "Oslo"}')]
         call_id = first["output"][-1]["call_id"]
         output = {"type": "function_call_output", "call_id": call_id, "output": "rain"}
         items = [user("Oslo?"), *first["output"], output]
-        assert texts_of(gym.ask({"input": items, "tools": [WEATHER]})) == [("message", "It rains.")]
-    _, said, told = vllm.bodies()[1]["messages"]
-    assert said["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
-    assert said["content"] == "Let me see."
-    assert (told["role"], told["tool_call_id"], told["content"]) == ("tool", call_id, "rain")
+        assert texts_of(gym.respond({"input": items, "tools": [WEATHER]})) == [("message", "It rains.")]
+    _, call, output = vllm.bodies()[1]["messages"]
+    assert call["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert call["content"] == "Let me see."
+    assert (output["role"], output["tool_call_id"], output["content"]) == ("tool", call_id, "rain")
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_parsed_reasoning_becomes_an_item_and_goes_back_under_both_its_names(field: str) -> None:
+def test_parsed_reasoning_becomes_an_item_and_is_sent_back_under_both_names(field: str) -> None:
     with VLLMStandIn(lambda prompt: "<think>hm</think>yes", reasoning_field=field) as vllm:
-        first, _ = Gym(vllm, uses_reasoning_parser=True).say("a", "b")
+        first, _ = Gym(vllm, uses_reasoning_parser=True).converse("a", "b")
     assert texts_of(first) == [("reasoning", "hm"), ("message", "yes")]
     message = vllm.bodies()[1]["messages"][1]
     assert (message["content"], message["reasoning_content"], message["reasoning"]) == ("yes", "hm", "hm")
 
 
-def test_reasoning_in_tags_becomes_an_item_and_goes_back_in_tags() -> None:
+def test_reasoning_in_tags_becomes_an_item_and_is_sent_back_in_tags() -> None:
     with VLLMStandIn(lambda prompt: "<think>hm</think>yes") as vllm:
-        first, _ = Gym(vllm).say("a", "b")
+        first, _ = Gym(vllm).converse("a", "b")
     assert texts_of(first) == [("reasoning", "hm"), ("message", "yes")]
     message = vllm.bodies()[1]["messages"][1]
     assert message["content"] == "<think>hm</think>yes"
     assert not {"reasoning", "reasoning_content"} & set(message)
 
 
-def test_chat_is_passed_on_with_fields_that_nobody_here_knows() -> None:
-    def alter(answer: dict[str, Any]) -> None:
-        answer["vendor"] = answer["choices"][0]["vendor"] = 1
+def test_unknown_fields_of_chat_requests_and_completions_are_passed_on() -> None:
+    def alter(completion: dict[str, Any]) -> None:
+        completion["vendor"] = completion["choices"][0]["vendor"] = 1
 
     with VLLMStandIn(alter=alter) as vllm:
         body = {"messages": [user()], "seed": 3, "vendor": {"b": None}}
-        answer = Gym(vllm).chat({**body, "model": "another"})
+        response = Gym(vllm).chat({**body, "model": "another"})
     assert vllm.bodies() == [{**body, "model": "mine"}]
-    assert (answer["vendor"], answer["choices"][0]["vendor"]) == (1, 1)
-    assert answer["choices"][0]["message"]["content"] == "hi"
+    assert (response["vendor"], response["choices"][0]["vendor"]) == (1, 1)
+    assert response["choices"][0]["message"]["content"] == "hi"
 
 
-def test_token_ids_in_a_history_stay_here_unless_token_information_is_on() -> None:
+def test_token_ids_of_a_history_are_sent_only_with_token_information() -> None:
     tokens = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
-    said = {"role": "assistant", "content": "hm"}
-    messages = [user(), {**said, **tokens, "generation_log_probs_mode": "raw_logprobs"}, user()]
+    assistant = {"role": "assistant", "content": "hm"}
+    messages = [user(), {**assistant, **tokens, "generation_log_probs_mode": "raw_logprobs"}, user()]
     with VLLMStandIn() as vllm:
         Gym(vllm).chat({"messages": messages})
-    assert vllm.bodies()[0]["messages"] == [user(), said, user()]
+    assert vllm.bodies()[0]["messages"] == [user(), assistant, user()]
 
 
-def test_answers_without_usage_count_as_zero_tokens_and_say_so_once(
+def test_missing_usage_counts_as_zero_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with VLLMStandIn(alter=lambda answer: answer.pop("usage")) as vllm:
+    with VLLMStandIn(alter=lambda completion: completion.pop("usage")) as vllm:
         gym = Gym(vllm)
-        usage = gym.ask({"input": "x"})["usage"]
+        usage = gym.respond({"input": "x"})["usage"]
         chat = gym.chat({"messages": [user()]})["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (0, 0, 0)
     assert (chat["prompt_tokens"], chat["completion_tokens"], chat["total_tokens"]) == (0, 0, 0)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "policy_model: the endpoint gives no usage: its token counts are recorded as zero"
+        "policy_model: the endpoint returns no usage; its token counts are recorded as zero"
     ]
 
 
@@ -190,10 +192,10 @@ LLAMA = {
     ],
 )
 @pytest.mark.parametrize("with_tokens", [False, True])
-def test_prompt_that_is_too_long_ends_the_rollout_as_incomplete(refusal: Any, with_tokens: bool) -> None:
+def test_too_long_prompt_gives_an_incomplete_response(refusal: Any, with_tokens: bool) -> None:
     with VLLMStandIn(intercept=lambda path, body: refusal()) as vllm:
         gym = Gym(vllm, return_token_id_information=with_tokens)
-        response = gym.ask({"input": "x"})
+        response = gym.respond({"input": "x"})
         chat = gym.chat({"messages": [user()]})
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -204,13 +206,13 @@ def test_prompt_that_is_too_long_ends_the_rollout_as_incomplete(refusal: Any, wi
     assert response["usage"]["total_tokens"] == chat["usage"]["total_tokens"] == 0
 
 
-def test_first_prompt_that_is_too_long_is_logged_with_what_the_engine_said(
+def test_first_too_long_prompt_is_logged_with_the_message_of_the_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with VLLMStandIn(max_model_len=20) as vllm:
         gym = Gym(vllm)
         for _ in range(3):
-            assert gym.ask({"input": "word " * 50})["status"] == "incomplete"
+            assert gym.respond({"input": "word " * 50})["status"] == "incomplete"
     (record,) = caplog.records
     assert "maximum context length is 20 tokens" in record.getMessage()
     assert gym.model.notices.counts["too_long"] == 3
@@ -226,35 +228,35 @@ def test_first_prompt_that_is_too_long_is_logged_with_what_the_engine_said(
         lambda: error(LONG, 413),
     ],
 )
-def test_other_refusals_of_the_engine_are_handed_on_as_they_are(refusal: Any) -> None:
+def test_other_errors_of_the_engine_are_passed_on_unchanged(refusal: Any) -> None:
     with VLLMStandIn(intercept=lambda path, body: refusal()) as vllm:
-        answer = Gym(vllm).post({"input": "x"})
-    assert (answer.status, answer.headers["x-nemo-gym-failure-kind"]) == (refusal().status, "data")
-    assert text_of(answer) == refusal().text
+        response = Gym(vllm).post({"input": "x"})
+    assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (refusal().status, "data")
+    assert text_of(response) == refusal().text
 
 
-def test_request_that_chat_cannot_say_is_refused_and_says_why() -> None:
+def test_request_without_a_chat_equivalent_is_rejected_with_the_reason() -> None:
     with VLLMStandIn() as vllm:
-        answer = Gym(vllm).post({"input": "x", "previous_response_id": "resp_1"})
-    assert (answer.status, vllm.asked) == (422, [])
-    assert "previous_response_id" in text_of(answer)
+        response = Gym(vllm).post({"input": "x", "previous_response_id": "resp_1"})
+    assert (response.status, vllm.asked) == (422, [])
+    assert "previous_response_id" in text_of(response)
 
 
-def test_answer_without_choices_is_a_failure_of_the_endpoint() -> None:
+def test_completion_without_choices_is_a_failure_of_the_endpoint() -> None:
     with VLLMStandIn(intercept=lambda path, body: web.json_response({"choices": []})) as vllm:
-        answer = Gym(vllm).post({"input": "x"})
-    assert (answer.status, answer.headers["x-nemo-gym-failure-kind"]) == (502, "infrastructure")
-    assert "choices" in text_of(answer)
+        response = Gym(vllm).post({"input": "x"})
+    assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (502, "infrastructure")
+    assert "choices" in text_of(response)
 
 
-def test_engine_that_fails_once_is_asked_again() -> None:
+def test_failed_call_is_retried() -> None:
     failures = iter([web.Response(status=503, headers={"Retry-After": "0.01"})])
     with VLLMStandIn(intercept=lambda path, body: next(failures, None)) as vllm:
         assert Gym(vllm).post({"input": "x"}).ok
     assert len(vllm.asked) == 2
 
 
-def test_no_more_turns_at_once_than_allowed() -> None:
+def test_concurrent_calls_stay_within_the_limit() -> None:
     async def run() -> list[int]:
         inside: list[int] = []
         now = 0
@@ -279,7 +281,7 @@ def test_no_more_turns_at_once_than_allowed() -> None:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         client = client_of(new_model(base_url=url, max_concurrent_requests=2))
         posts = [client.post("policy_model", "/v1/responses", json={"input": "x"}) for _ in range(8)]
-        assert all(answer.ok for answer in await asyncio.gather(*posts))
+        assert all(response.ok for response in await asyncio.gather(*posts))
         await runner.cleanup()
         return inside
 
@@ -287,14 +289,14 @@ def test_no_more_turns_at_once_than_allowed() -> None:
 
 
 async def replicas_of_sessions(url: str, counts: list[int]) -> None:
-    """Each number is a session that makes so many calls, the user's name in its text."""
+    """Each number is a session that makes this many calls; the text of a call names its session."""
     for name, calls in enumerate(counts):
         cookies: Any = None
         for _ in range(calls):
             body = {"input": f"session {name}"}
-            answer = await request("POST", f"{url}/v1/responses", json=body, cookies=cookies)
-            assert answer.ok
-            cookies = answer.cookies
+            response = await request("POST", f"{url}/v1/responses", json=body, cookies=cookies)
+            assert response.ok
+            cookies = response.cookies
 
 
 def test_session_stays_with_one_replica_over_http() -> None:
@@ -309,8 +311,8 @@ def test_session_stays_with_one_replica_over_http() -> None:
     with VLLMStandIn() as one, VLLMStandIn() as two:
         model = new_model(base_url=[one.base_url, two.base_url])
         asyncio.run(run(HostedServer("policy_model", model.setup_webserver())))
-    asked = [[body["messages"][0]["content"] for body in vllm.bodies()] for vllm in (one, two)]
-    assert asked == [["session 0"] * 3 + ["session 2"] * 2, ["session 1"] * 2 + ["session 3"] * 3]
+    sessions = [[body["messages"][0]["content"] for body in vllm.bodies()] for vllm in (one, two)]
+    assert sessions == [["session 0"] * 3 + ["session 2"] * 2, ["session 1"] * 2 + ["session 3"] * 3]
 
 
 def test_session_stays_with_one_replica_in_process() -> None:
@@ -320,20 +322,20 @@ def test_session_stays_with_one_replica_in_process() -> None:
             cookies: Any = None
             for _ in range(2):
                 body = {"input": f"session {name}"}
-                answer = await client.post("policy_model", "/v1/responses", json=body, cookies=cookies)
-                cookies = answer.cookies
+                response = await client.post("policy_model", "/v1/responses", json=body, cookies=cookies)
+                cookies = response.cookies
 
     with VLLMStandIn() as one, VLLMStandIn() as two:
         asyncio.run(run(Gym(one, two)))
-    asked = [[body["messages"][0]["content"] for body in vllm.bodies()] for vllm in (one, two)]
-    assert asked == [["session 0"] * 2 + ["session 2"] * 2, ["session 1"] * 2 + ["session 3"] * 2]
+    sessions = [[body["messages"][0]["content"] for body in vllm.bodies()] for vllm in (one, two)]
+    assert sessions == [["session 0"] * 2 + ["session 2"] * 2, ["session 1"] * 2 + ["session 3"] * 2]
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"base_url": []}, "name at least one address"),
-        ({"base_url": ""}, "name at least one address"),
+        ({"base_url": []}, "set at least one address"),
+        ({"base_url": ""}, "set at least one address"),
         ({"logprobs_mode": "raw_logits"}, "logprobs_mode"),
         ({"max_concurrent_requests": 0}, "max_concurrent_requests"),
         ({"token_id_replay": "completions", "eos_token_id": 2}, "needs return_token_id_information: true"),
@@ -343,10 +345,10 @@ def test_session_stays_with_one_replica_in_process() -> None:
         ),
     ],
 )
-def test_configuration_that_cannot_work_is_refused(settings: dict[str, Any], problem: str) -> None:
+def test_invalid_configuration_is_rejected(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         new_model(**settings)
 
 
-def test_key_is_not_shown() -> None:
+def test_api_key_is_not_in_the_repr() -> None:
     assert "key-of-mine" not in repr(new_model())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from responses_api_models.vllm_model.tests.asking import (
+from responses_api_models.vllm_model.tests.model_under_test import (
     CALL,
     WEATHER,
     Gym,
@@ -26,10 +26,10 @@ def tokens_on(item: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_tokens_stand_on_the_answer_whichever_way_the_engine_gives_them(style: Style) -> None:
+def test_token_fields_are_the_same_in_every_style_of_the_engine(style: Style) -> None:
     with VLLMStandIn(style=style) as vllm:
         gym = Gym(vllm, return_token_id_information=True)
-        response = gym.ask({"input": "x"})
+        response = gym.respond({"input": "x"})
         chat = gym.chat({"messages": [user()]})
     expected = {
         "prompt_token_ids": tokenize(render({"messages": [user()]})),
@@ -41,30 +41,30 @@ def test_tokens_stand_on_the_answer_whichever_way_the_engine_gives_them(style: S
     assert tokens_on(chat["choices"][0]["message"]) == expected
 
 
-def test_engine_is_asked_for_the_tokens_of_one_answer() -> None:
+def test_request_to_the_engine_asks_for_tokens_and_one_choice() -> None:
     with VLLMStandIn() as vllm:
-        Gym(vllm, return_token_id_information=True).ask({"input": "x"})
-    asked = {
+        Gym(vllm, return_token_id_information=True).respond({"input": "x"})
+    fields = {
         "logprobs": True,
         "top_logprobs": 0,
         "return_tokens_as_token_ids": True,
         "return_token_ids": True,
         "n": 1,
     }
-    assert vllm.bodies()[0].items() >= asked.items()
+    assert vllm.bodies()[0].items() >= fields.items()
 
 
-def test_engine_is_asked_for_no_tokens_where_nobody_wants_them() -> None:
+def test_request_to_the_engine_asks_for_no_tokens_by_default() -> None:
     with VLLMStandIn() as vllm:
-        response = Gym(vllm).ask({"input": "x"})
+        response = Gym(vllm).respond({"input": "x"})
     assert not {"logprobs", "return_token_ids", "n"} & set(vllm.bodies()[0])
     assert tokens_on(response["output"][-1]) == {}
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_tokens_stand_on_the_last_item_of_a_call(style: Style) -> None:
+def test_token_fields_are_on_the_last_item_of_a_call(style: Style) -> None:
     with VLLMStandIn(lambda prompt: f"<think>hm</think>so{CALL}{CALL}", style=style) as vllm:
-        response = Gym(vllm, return_token_id_information=True).ask({"input": "x", "tools": [WEATHER]})
+        response = Gym(vllm, return_token_id_information=True).respond({"input": "x", "tools": [WEATHER]})
     assert [kind for kind, _ in texts_of(response)] == [
         "reasoning",
         "message",
@@ -76,12 +76,12 @@ def test_tokens_stand_on_the_last_item_of_a_call(style: Style) -> None:
     assert response["output"][-1]["generation_token_ids"] == [*sample(generated), EOS]
 
 
-def test_prompt_is_tokenised_with_all_that_the_template_was_given() -> None:
+def test_prompt_is_tokenised_with_all_arguments_of_the_template() -> None:
     with VLLMStandIn(style="strings") as vllm:
         gym = Gym(vllm, return_token_id_information=True, chat_template_kwargs={"enable_thinking": False})
-        response = gym.ask({"input": "x", "tools": [WEATHER]})
-    (chat,), (asked,) = vllm.bodies(), vllm.bodies("/tokenize")
-    assert asked == {
+        response = gym.respond({"input": "x", "tools": [WEATHER]})
+    (chat,), (tokenized,) = vllm.bodies(), vllm.bodies("/tokenize")
+    assert tokenized == {
         "model": "mine",
         "messages": [user()],
         "tools": chat["tools"],
@@ -95,90 +95,90 @@ def test_prompt_is_tokenised_with_all_that_the_template_was_given() -> None:
 def test_prompt_without_a_generation_prompt_is_tokenised_without_one() -> None:
     body = {"messages": [user()], "add_generation_prompt": False}
     with VLLMStandIn(style="strings") as vllm:
-        answer = Gym(vllm, return_token_id_information=True).chat(body)
-    assert answer["choices"][0]["message"]["prompt_token_ids"] == tokenize(render(body))
+        response = Gym(vllm, return_token_id_information=True).chat(body)
+    assert response["choices"][0]["message"]["prompt_token_ids"] == tokenize(render(body))
 
 
-def test_endpoint_that_tokenises_no_messages_is_a_failure() -> None:
+def test_endpoint_that_cannot_tokenise_messages_is_a_failure() -> None:
     def intercept(path: str, body: dict[str, Any]) -> web.Response | None:
-        return web.json_response({"tokens": []}) if path == "/tokenize" else None  # what llama.cpp answers
+        return web.json_response({"tokens": []}) if path == "/tokenize" else None  # as llama.cpp does
 
     with VLLMStandIn(style="strings", intercept=intercept) as vllm:
-        answer = Gym(vllm, return_token_id_information=True).post({"input": "x"})
-    assert answer.status == 502
-    assert "the endpoint's /tokenize gives no tokens for messages" in text_of(answer)
+        response = Gym(vllm, return_token_id_information=True).post({"input": "x"})
+    assert response.status == 502
+    assert "the endpoint's /tokenize returns no tokens for messages" in text_of(response)
 
 
-def test_kind_of_log_probabilities_is_recorded() -> None:
+def test_mode_of_log_probabilities_is_recorded() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, return_token_id_information=True, logprobs_mode="processed_logprobs")
-        item = gym.ask({"input": "x"})["output"][-1]
+        item = gym.respond({"input": "x"})["output"][-1]
     assert item["generation_log_probs_mode"] == "processed_logprobs"
 
 
-def test_policy_server_may_say_itself_which_log_probabilities_it_gives() -> None:
-    def alter(answer: dict[str, Any]) -> None:
-        answer["choices"][0]["message"]["generation_log_probs_mode"] = "processed_logprobs"
+def test_policy_server_may_set_the_mode_of_its_log_probabilities() -> None:
+    def alter(completion: dict[str, Any]) -> None:
+        completion["choices"][0]["message"]["generation_log_probs_mode"] = "processed_logprobs"
 
     with VLLMStandIn(style="policy", alter=alter) as vllm:
-        item = Gym(vllm, return_token_id_information=True).ask({"input": "x"})["output"][-1]
+        item = Gym(vllm, return_token_id_information=True).respond({"input": "x"})["output"][-1]
     assert item["generation_log_probs_mode"] == "processed_logprobs"
 
 
-def test_policy_server_may_repeat_some_of_what_it_put_on_the_message() -> None:
-    def alter(answer: dict[str, Any]) -> None:
-        choice = answer["choices"][0]
-        answer["prompt_token_ids"] = choice["message"]["prompt_token_ids"]
+def test_policy_server_may_repeat_token_fields_outside_the_message() -> None:
+    def alter(completion: dict[str, Any]) -> None:
+        choice = completion["choices"][0]
+        completion["prompt_token_ids"] = choice["message"]["prompt_token_ids"]
         choice["logprobs"] = None
 
     with VLLMStandIn(style="policy", alter=alter) as vllm:
-        item = Gym(vllm, return_token_id_information=True).ask({"input": "x"})["output"][-1]
+        item = Gym(vllm, return_token_id_information=True).respond({"input": "x"})["output"][-1]
     assert item["generation_token_ids"] == HI
 
 
-def test_answer_cut_by_length_has_its_tokens_too() -> None:
+def test_response_at_its_token_limit_has_token_fields() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, return_token_id_information=True)
-        response = gym.ask({"input": "x", "max_output_tokens": 1})
+        response = gym.respond({"input": "x", "max_output_tokens": 1})
     assert response["status"] == "incomplete"
     assert response["output"][-1]["generation_token_ids"] == sample("h")
 
 
-def test_log_probabilities_are_only_in_chat_answers_of_those_who_asked() -> None:
+def test_chat_completion_has_log_probabilities_only_if_requested() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, return_token_id_information=True)
-        silent = gym.chat({"messages": [user()]})
-        told = gym.chat({"messages": [user()], "logprobs": True, "top_logprobs": 2})
-    assert silent["choices"][0]["logprobs"] is None
-    assert "token_ids" not in silent["choices"][0]
-    assert "prompt_token_ids" not in silent
-    content = told["choices"][0]["logprobs"]["content"]
+        without = gym.chat({"messages": [user()]})
+        with_log_probs = gym.chat({"messages": [user()], "logprobs": True, "top_logprobs": 2})
+    assert without["choices"][0]["logprobs"] is None
+    assert "token_ids" not in without["choices"][0]
+    assert "prompt_token_ids" not in without
+    content = with_log_probs["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in content] == [log_prob(token) for token in HI]
     assert [len(entry["top_logprobs"]) for entry in content] == [2, 2, 2]
 
 
-def test_tokens_are_counted_where_the_engine_gives_no_usage(caplog: pytest.LogCaptureFixture) -> None:
-    with VLLMStandIn(alter=lambda answer: answer.pop("usage")) as vllm:
-        response = Gym(vllm, return_token_id_information=True).ask({"input": "x"})
+def test_tokens_are_counted_if_the_engine_returns_no_usage(caplog: pytest.LogCaptureFixture) -> None:
+    with VLLMStandIn(alter=lambda completion: completion.pop("usage")) as vllm:
+        response = Gym(vllm, return_token_id_information=True).respond({"input": "x"})
     assert response["usage"]["output_tokens"] == 3
     assert response["usage"]["input_tokens"] == len(response["output"][-1]["prompt_token_ids"])
     assert caplog.records == []
 
 
-def test_several_answers_to_one_request_are_refused() -> None:
+def test_several_choices_per_request_are_rejected() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, return_token_id_information=True)
-        answer = gym.post({"messages": [user()], "n": 4}, "/v1/chat/completions")
-    assert (answer.status, vllm.asked) == (422, [])
-    assert "n=4" in text_of(answer)
+        response = gym.post({"messages": [user()], "n": 4}, "/v1/chat/completions")
+    assert (response.status, vllm.asked) == (422, [])
+    assert "n=4" in text_of(response)
 
 
-def test_log_probability_that_is_no_number_is_null() -> None:
-    def alter(answer: dict[str, Any]) -> None:
-        answer["choices"][0]["logprobs"]["content"][1]["logprob"] = None
+def test_nan_log_probability_is_null() -> None:
+    def alter(completion: dict[str, Any]) -> None:
+        completion["choices"][0]["logprobs"]["content"][1]["logprob"] = None
 
     with VLLMStandIn(alter=alter) as vllm:
-        item = Gym(vllm, return_token_id_information=True).ask({"input": "x"})["output"][-1]
+        item = Gym(vllm, return_token_id_information=True).respond({"input": "x"})["output"][-1]
     assert item["generation_log_probs"] == [log_prob(HI[0]), None, log_prob(HI[2])]
 
 
@@ -203,7 +203,7 @@ Change = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], Any]
         (
             "policy",
             lambda a, c, m: [a.update(prompt_token_ids=[7]), c.update(token_ids=HI)],
-            "prompt_token_ids of the message and of the answer differ (at position 0: 1 and 7)",
+            "prompt_token_ids of the message and of the completion differ (at position 0: 1 and 7)",
         ),
         (
             "policy",
@@ -230,34 +230,34 @@ Change = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], Any]
         (
             "strings",
             lambda a, c, m: c["logprobs"]["content"][1].update(token="i"),
-            "some tokens in logprobs are given as ids and some as text",
+            "some tokens in logprobs are ids and some are text",
         ),
-        ("strings", lambda a, c, m: c.pop("logprobs"), "the endpoint gives no token ids"),
-        ("ids", lambda a, c, m: a["choices"].append(c), "has 2 choices, where one was asked for"),
-        ("ids", lambda a, c, m: a.update(choices=None), "has 0 choices, where one was asked for"),
-        ("ids", lambda a, c, m: c.update(message=None), "the endpoint's answer has no message"),
-        ("silent", lambda a, c, m: None, "the endpoint gives no token ids; serve the model with vLLM"),
+        ("strings", lambda a, c, m: c.pop("logprobs"), "the endpoint returns no token ids"),
+        ("ids", lambda a, c, m: a["choices"].append(c), "has 2 choices instead of one"),
+        ("ids", lambda a, c, m: a.update(choices=None), "has 0 choices instead of one"),
+        ("ids", lambda a, c, m: c.update(message=None), "the endpoint's chat completion has no message"),
+        ("silent", lambda a, c, m: None, "the endpoint returns no token ids; serve the model with vLLM"),
     ],
 )
-def test_tokens_that_do_not_fit_are_a_failure_that_says_which(
+def test_contradictory_tokens_are_a_failure_that_names_them(
     style: Style, change: Change, problem: str
 ) -> None:
-    def alter(answer: dict[str, Any]) -> None:
-        choice = answer["choices"][0]
-        change(answer, choice, choice["message"])
+    def alter(completion: dict[str, Any]) -> None:
+        choice = completion["choices"][0]
+        change(completion, choice, choice["message"])
 
     with VLLMStandIn(style=style, alter=alter) as vllm:
-        answer = Gym(vllm, return_token_id_information=True).post({"input": "x"})
-    assert (answer.status, answer.headers["x-nemo-gym-failure-kind"]) == (502, "infrastructure")
-    assert problem in text_of(answer)
+        response = Gym(vllm, return_token_id_information=True).post({"input": "x"})
+    assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (502, "infrastructure")
+    assert problem in text_of(response)
 
 
-def test_policy_server_gets_the_ids_of_history_and_never_tokenises_it_again(
+def test_policy_server_gets_the_ids_of_the_history(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with VLLMStandIn(style="policy") as vllm:
         gym = Gym(vllm, return_token_id_information=True)
-        first, second, third = gym.say("a", "b", "c")
+        first, second, third = gym.converse("a", "b", "c")
     for before, after in ((first, second), (second, third)):
         seen = read_and_sampled(before)
         assert after["output"][-1]["prompt_token_ids"][: len(seen)] == seen
@@ -268,13 +268,13 @@ def test_policy_server_gets_the_ids_of_history_and_never_tokenises_it_again(
 
 
 @pytest.mark.parametrize("style", ["ids", "strings"])
-def test_engine_that_tokenises_history_again_is_noticed_once_and_counted(
+def test_engine_that_tokenises_history_again_is_logged_once_and_counted(
     style: Style, caplog: pytest.LogCaptureFixture
 ) -> None:
     with VLLMStandIn(style=style) as vllm:
         gym = Gym(vllm, return_token_id_information=True)
-        first, _, third = gym.say("a", "b", "c")
-        gym.say("d", "e")
+        first, _, third = gym.converse("a", "b", "c")
+        gym.converse("d", "e")
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     part = len(first["output"][-1]["prompt_token_ids"])
     expected = tokenize("hi")[0]

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from responses_api_models.vllm_model.tests.asking import (
+from responses_api_models.vllm_model.tests.model_under_test import (
     CALL,
     REPLAY,
     WEATHER,
@@ -21,7 +21,7 @@ HI = [*sample("hi"), EOS]
 def test_history_is_never_tokenised_again(style: Style) -> None:
     with VLLMStandIn(style=style) as vllm:
         gym = Gym(vllm, **REPLAY)
-        first, second, third = gym.say("a", "b", "c", instructions="be brief")
+        first, second, third = gym.converse("a", "b", "c", instructions="be brief")
     for before, after in ((first, second), (second, third)):
         seen = read_and_sampled(before)
         prompt = after["output"][-1]["prompt_token_ids"]
@@ -29,20 +29,20 @@ def test_history_is_never_tokenised_again(style: Style) -> None:
     added = "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
     assert prompt[len(seen) :] == tokenize(added)
     assert [body["prompt"] for body in vllm.bodies("/v1/completions")] == [
-        answer["output"][-1]["prompt_token_ids"] for answer in (first, second, third)
+        response["output"][-1]["prompt_token_ids"] for response in (first, second, third)
     ]
     assert vllm.bodies() == []
 
 
-def test_answer_is_what_the_chat_route_would_have_given() -> None:
+def test_response_equals_that_of_the_chat_route() -> None:
     with VLLMStandIn() as vllm:
-        replayed = Gym(vllm, **REPLAY).ask({"input": "x"})
-        asked = Gym(vllm, return_token_id_information=True).ask({"input": "x"})
-    for response in (replayed, asked):
+        replayed = Gym(vllm, **REPLAY).respond({"input": "x"})
+        from_chat = Gym(vllm, return_token_id_information=True).respond({"input": "x"})
+    for response in (replayed, from_chat):
         for own in ("id", "created_at", "completed_at"):
             response.pop(own)
         response["output"][0].pop("id")
-    assert replayed == asked
+    assert replayed == from_chat
 
 
 def test_sampling_fields_are_passed_on_and_chat_fields_are_not() -> None:
@@ -51,12 +51,12 @@ def test_sampling_fields_are_passed_on_and_chat_fields_are_not() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, **REPLAY, chat_template_kwargs={"enable_thinking": False})
         gym.chat({"messages": [user()], "tools": [], "reasoning_effort": "low", "max_tokens": 9, **fields})
-    (asked,) = vllm.bodies("/v1/completions")
+    (sent,) = vllm.bodies("/v1/completions")
     (tokenized,) = vllm.bodies("/tokenize")
-    assert asked == {
+    assert sent == {
         **fields,
         "model": "mine",
-        "prompt": asked["prompt"],
+        "prompt": sent["prompt"],
         "max_tokens": 9,
         "logprobs": 0,
         "n": 1,
@@ -64,31 +64,31 @@ def test_sampling_fields_are_passed_on_and_chat_fields_are_not() -> None:
         "return_tokens_as_token_ids": True,
     }
     assert tokenized["chat_template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
-    assert asked["prompt"][-8:] == tokenize("<think>\n\n</think>\n\n")[-8:]
+    assert sent["prompt"][-8:] == tokenize("<think>\n\n</think>\n\n")[-8:]
 
 
-def test_turn_that_was_cut_is_ended_before_the_next_one() -> None:
+def test_truncated_turn_is_ended_before_the_next_one() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, **REPLAY)
-        first = gym.ask({"input": [user("a")], "max_output_tokens": 1})
-        second = gym.ask({"input": [user("a"), *first["output"], user("b")]})
+        first = gym.respond({"input": [user("a")], "max_output_tokens": 1})
+        second = gym.respond({"input": [user("a"), *first["output"], user("b")]})
     assert first["status"] == "incomplete"
     seen = read_and_sampled(first)
     prompt = second["output"][-1]["prompt_token_ids"]
     assert prompt[: len(seen) + 1] == [*seen, EOS]
 
 
-def test_tools_are_called_and_their_answers_come_back() -> None:
+def test_tools_are_called_and_their_outputs_are_sent_back() -> None:
     def write(prompt: str) -> str:
         return "It rains." if "rain" in prompt else f"Let me see.{CALL}"
 
     with VLLMStandIn(write) as vllm:
         gym = Gym(vllm, **REPLAY)
-        first = gym.ask({"input": [user("Oslo?")], "tools": [WEATHER]})
+        first = gym.respond({"input": [user("Oslo?")], "tools": [WEATHER]})
         call_id = first["output"][-1]["call_id"]
         output = {"type": "function_call_output", "call_id": call_id, "output": "rain"}
         items = [user("Oslo?"), *first["output"], output]
-        second = gym.ask({"input": items, "tools": [WEATHER]})
+        second = gym.respond({"input": items, "tools": [WEATHER]})
     assert texts_of(first) == [("message", "Let me see."), ("function_call", 'weather {"city": "Oslo"}')]
     assert first["output"][-1]["generation_token_ids"] == [*sample(f"Let me see.{CALL}"), EOS]
     assert texts_of(second) == [("message", "It rains.")]
@@ -96,18 +96,18 @@ def test_tools_are_called_and_their_answers_come_back() -> None:
     assert second["output"][-1]["prompt_token_ids"][: len(seen)] == seen
 
 
-def test_calls_are_text_where_the_caller_wants_none() -> None:
+def test_calls_are_text_with_tool_choice_none() -> None:
     with VLLMStandIn(lambda prompt: CALL) as vllm:
         gym = Gym(vllm, **REPLAY)
-        response = gym.ask({"input": "x", "tools": [WEATHER], "tool_choice": "none"})
+        response = gym.respond({"input": "x", "tools": [WEATHER], "tool_choice": "none"})
     assert texts_of(response) == [("message", CALL)]
 
 
-def test_finish_reason_says_that_tools_are_called() -> None:
+def test_finish_reason_of_a_call_is_tool_calls() -> None:
     with VLLMStandIn(lambda prompt: CALL) as vllm:
         tool = {"type": "function", "function": {"name": "weather"}}
-        answer = Gym(vllm, **REPLAY).chat({"messages": [user()], "tools": [tool]})
-    (choice,) = answer["choices"]
+        response = Gym(vllm, **REPLAY).chat({"messages": [user()], "tools": [tool]})
+    (choice,) = response["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
     assert choice["message"]["tool_calls"][0]["id"].startswith("call_")
@@ -115,10 +115,10 @@ def test_finish_reason_says_that_tools_are_called() -> None:
 
 @pytest.mark.parametrize("text", ["<think>hm</think>yes", "hm</think>yes"])
 @pytest.mark.parametrize("uses_reasoning_parser", [False, True])
-def test_reasoning_is_an_item_of_its_own(text: str, uses_reasoning_parser: bool) -> None:
+def test_reasoning_is_a_separate_item(text: str, uses_reasoning_parser: bool) -> None:
     with VLLMStandIn(lambda prompt: text) as vllm:
         gym = Gym(vllm, **REPLAY, uses_reasoning_parser=uses_reasoning_parser)
-        first, second = gym.say("a", "b")
+        first, second = gym.converse("a", "b")
         message = gym.chat({"messages": [user()]})["choices"][0]["message"]
     assert texts_of(first) == texts_of(second) == [("reasoning", "hm"), ("message", "yes")]
     seen = read_and_sampled(first)
@@ -129,46 +129,46 @@ def test_reasoning_is_an_item_of_its_own(text: str, uses_reasoning_parser: bool)
         assert message["content"] == text
 
 
-def test_reasoning_in_tags_stays_in_front_of_what_is_left_beside_calls() -> None:
+def test_reasoning_in_tags_stays_before_the_text_beside_calls() -> None:
     with VLLMStandIn(lambda prompt: f"<think>hm</think>so{CALL}") as vllm:
         tool = {"type": "function", "function": {"name": "weather"}}
-        answer = Gym(vllm, **REPLAY).chat({"messages": [user()], "tools": [tool]})
-    assert answer["choices"][0]["message"]["content"] == "<think>hm</think>so"
+        response = Gym(vllm, **REPLAY).chat({"messages": [user()], "tools": [tool]})
+    assert response["choices"][0]["message"]["content"] == "<think>hm</think>so"
 
 
-def test_answer_may_fill_the_context_and_no_more() -> None:
+def test_generation_may_fill_the_context_but_not_exceed_it() -> None:
     with VLLMStandIn(lambda prompt: "y" * 500, max_model_len=100) as vllm:
         gym = Gym(vllm, **REPLAY)
-        unlimited = gym.ask({"input": "x"})
-        limited = gym.ask({"input": "x", "max_output_tokens": 1000})
-        short = gym.ask({"input": "x", "max_output_tokens": 5})
+        unlimited = gym.respond({"input": "x"})
+        limited = gym.respond({"input": "x", "max_output_tokens": 1000})
+        short = gym.respond({"input": "x", "max_output_tokens": 5})
     for response in (unlimited, limited):
         assert response["status"] == "incomplete"
         assert len(read_and_sampled(response)) == 100
     assert len(short["output"][-1]["generation_token_ids"]) == 5
 
 
-def test_prompt_that_leaves_no_room_ends_the_rollout_as_incomplete(
+def test_prompt_that_fills_the_context_gives_an_incomplete_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with VLLMStandIn(max_model_len=20) as vllm:
-        response = Gym(vllm, **REPLAY).ask({"input": "word " * 50})
+        response = Gym(vllm, **REPLAY).respond({"input": "word " * 50})
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert texts_of(response) == [("message", "")]
     assert vllm.bodies("/v1/completions") == []
     (record,) = caplog.records
-    assert "does not fit the context" in record.getMessage()
+    assert "does not fit into the context" in record.getMessage()
 
 
-def test_end_of_sequence_may_be_given_as_text_and_is_asked_for_once() -> None:
+def test_eos_token_may_be_text_and_its_id_is_requested_once() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, **{**REPLAY, "eos_token_id": None, "eos_token": "<|im_end|>"})
-        first, second, _ = gym.say("a", "b", "c")
+        first, second, _ = gym.converse("a", "b", "c")
     seen = read_and_sampled(first)
     assert second["output"][-1]["prompt_token_ids"][: len(seen)] == seen
-    asked = [body for body in vllm.bodies("/tokenize") if "prompt" in body]
-    assert asked == [{"prompt": "<|im_end|>", "add_special_tokens": False}]
+    tokenized = [body for body in vllm.bodies("/tokenize") if "prompt" in body]
+    assert tokenized == [{"prompt": "<|im_end|>", "add_special_tokens": False}]
 
 
 @pytest.mark.parametrize(
@@ -176,18 +176,18 @@ def test_end_of_sequence_may_be_given_as_text_and_is_asked_for_once() -> None:
     [
         (
             {"eos_token_id": None, "eos_token": "</s>!"},
-            "eos_token '</s>!' is 3 tokens; set eos_token_id to the one id",
+            "eos_token '</s>!' is 3 tokens instead of one; set eos_token_id",
         ),
         ({"eos_token_id": 5}, "does not end turns with an end-of-sequence token (end-of-sequence is 5)"),
     ],
 )
-def test_wrong_end_of_sequence_is_a_failure_that_says_so(settings: dict[str, Any], problem: str) -> None:
+def test_wrong_eos_token_is_a_failure_that_names_it(settings: dict[str, Any], problem: str) -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, **{**REPLAY, **settings})
-        (first,) = gym.say("a")
-        answer = gym.post({"input": [user("a"), *first["output"], user("b")]})
-    assert answer.status == 502
-    assert problem in text_of(answer)
+        (first,) = gym.converse("a")
+        response = gym.post({"input": [user("a"), *first["output"], user("b")]})
+    assert response.status == 502
+    assert problem in text_of(response)
 
 
 @pytest.mark.parametrize(
@@ -201,21 +201,23 @@ def test_wrong_end_of_sequence_is_a_failure_that_says_so(settings: dict[str, Any
         ),
     ],
 )
-def test_what_ids_cannot_say_is_refused(body: dict[str, Any], problem: str) -> None:
+def test_requests_that_a_prompt_of_ids_cannot_express_are_rejected(
+    body: dict[str, Any], problem: str
+) -> None:
     with VLLMStandIn() as vllm:
-        answer = Gym(vllm, **REPLAY).post({"messages": [user()], **body}, "/v1/chat/completions")
-    assert (answer.status, vllm.asked) == (422, [])
-    assert problem in text_of(answer)
-    assert "set token_id_replay: messages" in text_of(answer)
+        response = Gym(vllm, **REPLAY).post({"messages": [user()], **body}, "/v1/chat/completions")
+    assert (response.status, vllm.asked) == (422, [])
+    assert problem in text_of(response)
+    assert "set token_id_replay: messages" in text_of(response)
 
 
-def test_log_probabilities_are_in_chat_answers_of_those_who_asked() -> None:
+def test_chat_completion_has_log_probabilities_only_if_requested() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, **REPLAY)
-        silent = gym.chat({"messages": [user()]})
-        told = gym.chat({"messages": [user()], "logprobs": True, "top_logprobs": 1})
-    assert silent["choices"][0]["logprobs"] is None
-    content = told["choices"][0]["logprobs"]["content"]
+        without = gym.chat({"messages": [user()]})
+        with_log_probs = gym.chat({"messages": [user()], "logprobs": True, "top_logprobs": 1})
+    assert without["choices"][0]["logprobs"] is None
+    content = with_log_probs["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in content] == [log_prob(token) for token in HI]
     assert [entry["top_logprobs"][0]["logprob"] for entry in content] == [log_prob(token) for token in HI]
 
@@ -227,11 +229,11 @@ def test_log_probabilities_are_in_chat_answers_of_those_who_asked() -> None:
         (lambda choice: choice["token_ids"].pop(), "token_ids and the ids in logprobs differ"),
         (lambda choice: choice["logprobs"].update(tokens=[], token_logprobs=[]), "differ (their lengths: 3"),
         (lambda choice: choice.update(logprobs=None), "has token_ids, but no logprobs"),
-        (lambda choice: choice.update(token_ids=None, logprobs=None), "the endpoint gives no token ids"),
+        (lambda choice: choice.update(token_ids=None, logprobs=None), "the endpoint returns no token ids"),
     ],
 )
-def test_tokens_that_do_not_fit_are_a_failure_that_says_which(change: Any, problem: str) -> None:
-    with VLLMStandIn(alter=lambda answer: change(answer["choices"][0])) as vllm:
-        answer = Gym(vllm, **REPLAY).post({"input": "x"})
-    assert (answer.status, answer.headers["x-nemo-gym-failure-kind"]) == (502, "infrastructure")
-    assert problem in text_of(answer)
+def test_contradictory_tokens_are_a_failure_that_names_them(change: Any, problem: str) -> None:
+    with VLLMStandIn(alter=lambda completion: change(completion["choices"][0])) as vllm:
+        response = Gym(vllm, **REPLAY).post({"input": "x"})
+    assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (502, "infrastructure")
+    assert problem in text_of(response)

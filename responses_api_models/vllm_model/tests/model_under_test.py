@@ -1,4 +1,4 @@
-"""A vllm_model server in this process, in front of stand-ins, and what tests ask of it."""
+"""A vllm_model server in this process with stand-ins for engines, and helpers for its tests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def client_of(model: VLLMModel) -> ServerClient:
 
 
 class Gym:
-    """A model server and the stand-ins behind it."""
+    """A model server and its stand-in engines."""
 
     def __init__(self, *stand_ins: VLLMStandIn, **settings: Any) -> None:
         urls = [stand_in.base_url for stand_in in stand_ins]
@@ -46,28 +46,28 @@ class Gym:
     def post(self, body: Any, path: str = "/v1/responses") -> ClientResponse:
         return asyncio.run(self._client.post("policy_model", path, json=body))
 
-    def ask(self, body: Any, path: str = "/v1/responses") -> Any:
-        answer = self.post(body, path)
-        assert answer.ok, text_of(answer)
-        return asyncio.run(answer.json())
+    def respond(self, body: Any, path: str = "/v1/responses") -> Any:
+        response = self.post(body, path)
+        assert response.ok, text_of(response)
+        return asyncio.run(response.json())
 
     def chat(self, body: Any) -> Any:
-        return self.ask(body, "/v1/chat/completions")
+        return self.respond(body, "/v1/chat/completions")
 
-    def say(self, *texts: str, **fields: Any) -> list[Any]:
-        """One conversation: the answer to each text, all that was said before in its input."""
+    def converse(self, *texts: str, **fields: Any) -> list[Any]:
+        """The responses of one conversation with these user messages."""
         items: list[Any] = []
-        answers = []
+        responses = []
         for text in texts:
             items.append({"role": "user", "content": text})
-            answer = self.ask({**fields, "input": items})
-            items += answer["output"]
-            answers.append(answer)
-        return answers
+            response = self.respond({**fields, "input": items})
+            items += response["output"]
+            responses.append(response)
+        return responses
 
 
-def text_of(answer: ClientResponse) -> str:
-    return asyncio.run(answer.text())
+def text_of(response: ClientResponse) -> str:
+    return asyncio.run(response.text())
 
 
 def user(text: str = "x") -> dict[str, Any]:
@@ -75,13 +75,13 @@ def user(text: str = "x") -> dict[str, Any]:
 
 
 def read_and_sampled(response: Any) -> list[int]:
-    """All that the model had read and sampled by the end of this call."""
+    """The ids of everything that the model had read and sampled at the end of this call."""
     last = response["output"][-1]
     return [*last["prompt_token_ids"], *last["generation_token_ids"]]
 
 
 def texts_of(response: Any) -> list[tuple[str, str]]:
-    """The kind and the text of each output item."""
+    """The type and the text of each output item."""
     return [(item["type"], _text(item)) for item in response["output"]]
 
 
