@@ -18,7 +18,7 @@ from fastapi.exceptions import ResponseValidationError
 from fastapi.routing import APIRoute
 from fastapi.utils import is_body_allowed_for_status_code
 from pydantic import ValidationError
-from pydantic_core import SchemaValidator, from_json
+from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -26,7 +26,14 @@ from nemo_gym.codec import decode_json
 from nemo_gym.http import ClientResponse, Headers
 from nemo_gym.openai_utils.data import data_validator, is_on_data
 from nemo_gym.undocumented import fastapi_internals, starlette_internals
-from nemo_gym.undocumented.fastapi_internals import RouteParts, is_simple, parts_of, to_json, validated
+from nemo_gym.undocumented.fastapi_internals import (
+    RouteParts,
+    is_simple,
+    parts_of,
+    to_json,
+    validated,
+)
+from nemo_gym.undocumented.pydantic_internals import DataValidator
 from nemo_gym.undocumented.starlette_internals import first_match
 
 
@@ -46,9 +53,9 @@ class Endpoint:
     response_field: Any | None
     dump_options: dict[str, Any]
     status: int
-    body_data: SchemaValidator | None
+    body_data: DataValidator | None
     """Validates the body of an endpoint on plain data."""
-    answer_data: SchemaValidator | None
+    answer_data: DataValidator | None
     """Validates its answer, for a caller in this process."""
 
     def arguments(self, body: bytes) -> dict[str, Any]:
@@ -165,9 +172,14 @@ def _response_error(invalid: ValidationError, value: Any) -> ResponseValidationE
     return ResponseValidationError(errors=found, body=value)
 
 
+def is_direct_supported() -> bool:
+    """Whether the installed versions allow direct calls; if not, the application handles every request."""
+    return fastapi_internals.probe.passed and starlette_internals.probe.passed
+
+
 def compile_endpoints(app: FastAPI) -> dict[tuple[str, str], Endpoint]:
     """Every (method, path) of the application that can be called directly."""
-    if not fastapi_internals.probe.passed or not starlette_internals.probe.passed:
+    if not is_direct_supported():
         return {}
     endpoints = {}
     for route in app.router.routes:
@@ -191,12 +203,12 @@ def _dump_options(route: APIRoute) -> dict[str, Any]:
     return {**given, "by_alias": route.response_model_by_alias}
 
 
-def _answer_data(route: APIRoute, parts: RouteParts) -> SchemaValidator | None:
+def _answer_data(route: APIRoute, parts: RouteParts) -> DataValidator | None:
     is_plain = route.status_code in (None, 200) and _dump_options(route) == {"by_alias": True}
     return _data_validator(parts, parts.response_field, with_defaults=True) if is_plain else None
 
 
-def _data_validator(parts: RouteParts, field: Any, *, with_defaults: bool) -> SchemaValidator | None:
+def _data_validator(parts: RouteParts, field: Any, *, with_defaults: bool) -> DataValidator | None:
     if field is None or not is_on_data(parts.function):
         return None
     return data_validator(field.field_info.annotation, with_defaults=with_defaults)

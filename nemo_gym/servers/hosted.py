@@ -35,12 +35,14 @@ from nemo_gym.servers.direct_endpoint import (
     Endpoint,
     NotDirectError,
     compile_endpoints,
+    is_direct_supported,
 )
 from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
 from nemo_gym.servers.run_sessions import RUN_PATH
 from nemo_gym.servers.session_middleware import close_session, is_close_session, sessions_of
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import CLOSE_SESSION_PATH
+from nemo_gym.undocumented.fastapi_internals import build_schemas
 from nemo_gym.undocumented.starlette_internals import (
     headers_of,
     is_plain,
@@ -68,6 +70,8 @@ class HostedServer:
         # A middleware of the environment's own must see every request.
         self._is_direct = sessions is not None and middleware_count(app) == 1
         self._endpoints = compile_endpoints(app) if self._is_direct else {}
+        if not is_direct_supported():
+            build_schemas(app)
         self._runs = sessions.runs if sessions is not None else None
         self._run_endpoint = self._endpoints.get(("POST", RUN_PATH))
         self.state: Mapping[str, Any] = {}

@@ -6,18 +6,21 @@ at a fraction of the cost. If the probe fails, no endpoint is direct: the applic
 """
 
 import inspect
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends
+from fastapi import Depends, FastAPI
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
 
 from nemo_gym.undocumented.probe import Probe
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,18 @@ def parts_of(route: APIRoute) -> RouteParts:
         for field in filter(None, (parts.body_field, parts.response_field)):
             field._type_adapter.rebuild(raise_errors=False)
     return parts
+
+
+def build_schemas(app: FastAPI) -> None:
+    """Build all deferred schemas by documented means, without pydantic's warning at their first use."""
+    from fastapi.openapi.utils import get_openapi
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            get_openapi(title="", version="", routes=app.routes)
+        except Exception as error:  # the boundary to an environment's models: some have no JSON schema
+            logger.debug("some schemas are built at their first use: %r", error)
 
 
 def validated(field: Any, value: Any) -> Any:

@@ -152,6 +152,7 @@ def test_seeding_with_the_cookie_of_a_closed_session_begins_a_new_one() -> None:
     on_both(rooms, check)
 
 
+@pytest.mark.fast_path  # the application opens the session of every request
 def test_cookie_says_whether_the_server_keeps_something() -> None:
     async def check(client: ServerClient, server: Rooms) -> None:
         weather = await client.post("it", "/weather", json={})

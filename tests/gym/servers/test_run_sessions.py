@@ -125,6 +125,7 @@ def transport(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
+@pytest.mark.fast_path  # through the application, they are closed right after the response
 @pytest.mark.parametrize("seeds", [False, True], ids=["in the run", "in its own /v1/responses"])
 def test_sessions_are_closed_after_a_successful_run(transport: str, seeds: bool) -> None:
     world = World()
