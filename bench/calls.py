@@ -31,7 +31,13 @@ Call = Callable[[], Awaitable[object]]
 
 def cpu_s(pid: int) -> float:
     """User and system time of another process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    file = Path(f"/proc/{pid}/stat")
+    if not file.exists():  # macOS
+        shown = subprocess.run(
+            ["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True
+        )
+        return sum(float(part) * 60**power for power, part in enumerate(reversed(shown.stdout.split(":"))))
+    fields = file.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

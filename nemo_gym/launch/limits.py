@@ -2,17 +2,21 @@
 
 import gc
 import resource
+from contextlib import suppress
 
 _ENOUGH_FILES = 1_048_576
-"""Where the hard limit is unlimited: some systems refuse that as a soft limit."""
+"""The soft limit to ask for if there is no hard limit; some systems refuse an unlimited soft limit."""
 
 
 def raise_file_limit() -> None:
-    """As many open files as this process may have: every rollout in flight holds some connections."""
+    """Allow as many open files as the system permits: every rollout in flight holds some connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    while soft < wanted:
+        with suppress(ValueError, OSError):  # macOS reports no hard limit and still has one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
+        wanted //= 2
 
 
 def collect_garbage_less() -> None:

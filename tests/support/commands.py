@@ -1,4 +1,4 @@
-"""Real commands in real processes."""
+"""Runs the commands as processes."""
 
 import asyncio
 import os
@@ -41,11 +41,10 @@ def run_command(
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
-    listing = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
-    )
-    return [int(line) for line in listing.stdout.split()]
+    """The processes that a process has started and that have not been waited for."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    pairs = [line.split() for line in listing.stdout.splitlines()]
+    return [int(child) for child, parent in pairs if int(parent) == pid]
 
 
 def descendants_of(pid: int) -> list[int]:
@@ -54,7 +53,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """The processes whose working directory this is."""
+    """The processes with this working directory."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -64,9 +63,10 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended; an ended process that was not waited for is a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between open and read
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends between open and read
         return False
     return state != "Z"
 
@@ -81,7 +81,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
 
 
 class NgRun:
-    """`ng_run` in a process of its own; entering waits until it says that all servers are ready."""
+    """`ng_run` as a process; entering it waits until all servers are ready."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class NgRun:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # a Ctrl-C at the test run is not one for it
+            start_new_session=True,  # Ctrl-C stops the tests, which then stop it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -123,18 +123,18 @@ class NgRun:
         return "".join(self._lines)
 
     def lines_of(self, server: str) -> list[str]:
-        """What the server has written so far."""
+        """The lines that the server has written so far."""
         prefix = f"[{server}] "
         return [line.removeprefix(prefix).rstrip("\n") for line in self._lines if line.startswith(prefix)]
 
     def fetch(self, path: str) -> bytes:
-        """A page of the head server."""
+        """The body of a GET request to the head server."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.head.port}{path}", timeout=10) as answer:
             page: bytes = answer.read()
             return page
 
     def ask(self, server: str, path: str, json: object = None, **options: Any) -> Any:
-        """What a server answers, as data."""
+        """The decoded response of a server to a POST request."""
 
         async def call() -> Any:
             client = ServerClient.load_from_global_config(self.head)
@@ -161,7 +161,7 @@ class NgRun:
         return self.wait()
 
     def wait(self) -> int:
-        """The exit code, once it has ended and all it wrote is there."""
+        """The exit code, after the process has ended and all its output has been read."""
         code = self.process.wait(30)
         self._reader.join(5)
         return code

