@@ -138,6 +138,11 @@ class Activity:
         self.step, self.since = before
         self.tries, self.trouble = 1, ""
 
+    def note_failure(self, failures: int, error: object) -> None:
+        """The call to an endpoint failed so often in a row, the last time with this status or error."""
+        self.tries = failures + 1
+        self.trouble = type(error).__name__ if isinstance(error, Exception) else str(error)
+
     def wait_for_retry(self, trouble: object) -> None:
         """The try is over; the next one begins after a while."""
         self.step, self.trouble, self.tries = "retry", str(trouble), 1

@@ -1,17 +1,8 @@
-"""HTTP: answers, the process's client, calls and their retries. The only package that speaks HTTP out."""
+"""HTTP: calls and responses, the transports of this process, retries. Alone speaks HTTP out."""
 
-from nemo_gym.http.calls import (
-    CONNECT_ONLY,
-    MAX_NUM_TRIES,
-    MODEL_ENDPOINT,
-    RATE_LIMIT_ERROR_CODES,
-    RETRY_ERROR_CODES,
-    RetryPolicy,
-    fetch_text,
-    request,
-    retry_after_s,
-    with_retries,
-)
+from nemo_gym.http.call import Call, parse_call
+from nemo_gym.http.fetch_text import fetch_text
+from nemo_gym.http.request import request
 from nemo_gym.http.response import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
@@ -26,12 +17,24 @@ from nemo_gym.http.response import (
     get_response_json,
     raise_for_status,
 )
+from nemo_gym.http.retries import (
+    CONNECT_ONLY,
+    MAX_NUM_TRIES,
+    MODEL_ENDPOINT,
+    RATE_LIMIT_ERROR_CODES,
+    RETRY_ERROR_CODES,
+    RetryPolicy,
+    retry_after_s,
+    send_with_retries,
+)
 from nemo_gym.http.session import (
     GlobalAIOHTTPAsyncClientConfig,
     get_global_aiohttp_client,
+    http_transport,
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
 )
+from nemo_gym.http.transport import Transport
 
 __all__ = [
     "CONNECT_ONLY",
@@ -42,6 +45,7 @@ __all__ = [
     "MODEL_ENDPOINT",
     "RATE_LIMIT_ERROR_CODES",
     "RETRY_ERROR_CODES",
+    "Call",
     "ClientResponse",
     "Cookies",
     "EndpointError",
@@ -50,14 +54,17 @@ __all__ = [
     "RetryPolicy",
     "ServerCallError",
     "ServerUnreachableError",
+    "Transport",
     "cookie_header",
     "fetch_text",
     "get_global_aiohttp_client",
     "get_response_json",
+    "http_transport",
     "is_global_aiohttp_client_setup",
+    "parse_call",
     "raise_for_status",
     "request",
     "retry_after_s",
+    "send_with_retries",
     "set_global_aiohttp_client",
-    "with_retries",
 ]

@@ -18,22 +18,22 @@ class Deadline:
     None: no deadline.
     """
 
-    __slots__ = ("_cancelling", "_queue", "_seconds", "_task", "ends", "has_passed")
+    __slots__ = ("_cancelling", "_queue", "_task", "ends", "has_passed", "seconds")
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._queue: _Queue | None = None
         self.ends = 0.0
         """On the clock of the event loop."""
         self.has_passed = False
 
     def __enter__(self) -> "Deadline":
-        if self._seconds is not None:
+        if self.seconds is not None:
             task = asyncio.current_task()
             assert task is not None, "a deadline is for code that runs in a task"
             self._task: asyncio.Task[Any] = task
             self._cancelling = task.cancelling()
-            loop, seconds = task.get_loop(), max(0.0, self._seconds)
+            loop, seconds = task.get_loop(), max(0.0, self.seconds)
             self.ends = loop.time() + seconds
             self._queue = _queues.get((loop, seconds)) or _Queue(loop, seconds)
             self._queue.add(self)
@@ -57,7 +57,7 @@ class Deadline:
             and kind is not None
             and issubclass(kind, asyncio.CancelledError)
         ):
-            raise TimeoutError(f"no answer in {self._seconds:g} s") from error
+            raise TimeoutError(f"no response within {self.seconds:g} s") from error
 
 
 class _Queue:

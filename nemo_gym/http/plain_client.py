@@ -1,10 +1,9 @@
-"""A lean HTTP/1.1 client for plain `http://` addresses: a request is one write, an answer one parse.
+"""Plain HTTP: a lean HTTP/1.1 client. A request is one write, a response one parse.
 
-Rollouts call endpoints and servers thousands of times a second; this costs a third of what aiohttp does.
-Whatever is out of the ordinary (TLS, credentials, queries, a pool that somebody sized) is aiohttp's.
+Rollouts call endpoints and servers thousands of times per second; this costs a third of what aiohttp does.
+`can_send` says which calls it is for. The others (TLS, credentials, options of aiohttp) are aiohttp's.
 
-Invariant: a connection carries one request at a time and goes back to the pool only when its answer was
-whole.
+Invariant: a connection carries one request at a time and goes back to the pool only after a whole response.
 """
 
 import asyncio
@@ -12,7 +11,6 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,97 +18,103 @@ from typing import Any, NamedTuple
 import aiohttp
 import httptools
 
+from nemo_gym.http.call import Call
+from nemo_gym.http.response import ClientResponse
 from nemo_gym.undocumented.aiohttp_internals import connector_error
 
 CONNECT_S = 30.0
 KEEP_ALIVE_S = 4.0
-"""How long an idle connection is kept: shorter than servers do (uvicorn: 5 s), so that it is not the server
-who closes it at the moment a request goes out on it."""
+"""How long an idle connection is kept. Servers keep theirs longer (uvicorn: 5 s), so a server does not close
+a connection at the moment a request goes out on it."""
 
-_PLAIN_URL = re.compile(
-    r"http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?"
-)
-_DOT_SEGMENT = "/."
+_PLAIN_ORIGIN = re.compile(r"http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
 _LARGE = 65_536
 """Bytes from which a body is not copied to its head."""
 _FORBIDDEN = re.compile(r"[\r\n\0]")
+_FRAMING = frozenset(("host", "content-length", "transfer-encoding", "connection"))
+"""Headers that this client writes itself."""
 
 
-class Target(NamedTuple):
+class Place(NamedTuple):
+    """Where an origin is."""
+
     host: str
     port: int
-    path: str
     authority: str
-    """What the Host header says."""
+    """The value of the Host header."""
 
 
-class Answer(NamedTuple):
+@lru_cache(maxsize=1024)
+def place_of(origin: str) -> Place | None:
+    """The place of an origin; None if only aiohttp can reach it."""
+    found = _PLAIN_ORIGIN.fullmatch(origin)
+    if found is None:
+        return None
+    host, port = found[1], int(found[2] or 80)
+    return Place(host.strip("[]"), port, host if port == 80 else f"{host}:{port}")
+
+
+def can_send(call: Call) -> bool:
+    """Whether the plain client can send the call. Between them, it and aiohttp can send every call."""
+    return (
+        place_of(call.origin) is not None
+        and not call.aiohttp_options
+        and call.method.upper() != "HEAD"  # whose response has no body, whatever its headers say
+        and not any(name.lower() in _FRAMING for name, _ in call.headers)
+    )
+
+
+class _Received(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
     body: bytes
 
 
-@lru_cache(maxsize=1024)
-def target_of(url: str) -> Target | None:
-    """Where a plain address leads; None where it is not plain."""
-    found = _PLAIN_URL.fullmatch(url)
-    if found is None or _DOT_SEGMENT in url:
-        return None
-    host, port = found[1], int(found[2] or 80)
-    authority = host if port == 80 else f"{host}:{port}"
-    return Target(host.strip("[]"), port, found[3] or "/", authority)
-
-
 class _Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self, pool: "PlainPool", place: tuple[str, int]) -> None:
+    def __init__(self, pool: "PlainTransport", place: Place) -> None:
         self._pool = pool
         self._place = place
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._transport: Any = None
-        self._waiting: asyncio.Future[Answer] | None = None
+        self.transport: Any = None
+        self._waiting: asyncio.Future[_Received] | None = None
         self.idle_since = 0.0
         self._is_in_message = False
-        self._forget_answer()
+        self._forget_response()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self.transport = transport
         self._pool.open_ones.add(self)
 
     @property
     def is_usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self.transport is not None and not self.transport.is_closing()
 
-    async def exchange(self, head: bytes, body: bytes) -> Answer:
-        """Send a request; gives the answer when it is whole."""
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting = waiting
-        if len(body) < _LARGE:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines((head, body))
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if self._waiting is waiting:  # its answer may still come: nobody else must get it
-                self._waiting = None
-                self.close()
-            raise
+    def expect_response(self) -> "asyncio.Future[_Received]":
+        """The response to the request that is written next."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting
+
+    def abandon(self, response: "asyncio.Future[_Received]") -> None:
+        """Give up a response that may still come: no later caller must get it."""
+        if self._waiting is response:
+            self._waiting = None
+            self.close()
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._waiting is None:  # nobody asked: whatever it is, it is not an answer
+        if self._waiting is None:  # not the response to any request
             self.close()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(aiohttp.ClientPayloadError(f"the answer is not HTTP: {error}"))
-        if self._waiting is None and self._is_in_message:  # more than the answer came
+            self._fail(aiohttp.ClientPayloadError(f"the response is not HTTP: {error}"))
+        if self._waiting is None and self._is_in_message:  # there is data after the response
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -118,21 +122,21 @@ class _Connection(asyncio.Protocol):
         if self._has_head and self._ends_with_connection and error is None:
             self._finish()
         elif self._has_head:
-            self._fail(aiohttp.ClientPayloadError("the answer broke off"))
+            self._fail(aiohttp.ClientPayloadError("the response was cut off"))
         else:
             self._fail(aiohttp.ServerDisconnectedError())
 
     def on_message_begin(self) -> None:
         self._is_in_message = True
-        self._forget_answer()
+        self._forget_response()
 
-    def _forget_answer(self) -> None:
+    def _forget_response(self) -> None:
         self._headers: list[tuple[str, str]] = []
         self._parts: list[bytes] = []
         self._coding = b""
         self._has_head = False
         self._ends_with_connection = True
-        """Unless the head says where the answer ends."""
+        """Unless the head says where the response ends."""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
@@ -150,7 +154,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
-        if self._parser.get_status_code() < 200:  # `100 Continue` and the like: the answer is yet to come
+        if self._parser.get_status_code() < 200:  # `100 Continue` and the like: the response follows
             self._has_head = False
             return
         keep = self._parser.should_keep_alive() and self._waiting is not None
@@ -168,10 +172,10 @@ class _Connection(asyncio.Protocol):
         try:
             body = _decoded(self._coding, b"".join(self._parts))
         except zlib.error as error:
-            waiting.set_exception(aiohttp.ClientPayloadError(f"the answer cannot be decoded: {error}"))
+            waiting.set_exception(aiohttp.ClientPayloadError(f"the response cannot be decompressed: {error}"))
         else:
-            waiting.set_result(Answer(self._parser.get_status_code(), self._headers, body))
-        self._forget_answer()  # an idle connection keeps nothing
+            waiting.set_result(_Received(self._parser.get_status_code(), self._headers, body))
+        self._forget_response()  # an idle connection holds no memory
 
     def _fail(self, error: aiohttp.ClientError) -> None:
         waiting, self._waiting = self._waiting, None
@@ -180,22 +184,33 @@ class _Connection(asyncio.Protocol):
         self.close()
 
 
-class PlainPool:
+class PlainTransport:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
         self.open_ones: set[_Connection] = set()
-        self._idle: defaultdict[tuple[str, int], list[_Connection]] = defaultdict(list)
+        self._idle: defaultdict[Place, list[_Connection]] = defaultdict(list)
 
-    async def request(
-        self, method: str, target: Target, headers: Iterable[tuple[str, str]], body: bytes
-    ) -> Answer:
-        """One request and its answer. Raises what aiohttp raises."""
-        head = _head(method, target, tuple(headers)) + b"Content-Length: %d\r\n\r\n" % len(body)
-        connection = self._idle_one((target.host, target.port)) or await self._connect(target)
-        return await connection.exchange(head, body)
+    async def send(self, call: Call) -> ClientResponse:
+        """Send a call that `can_send` accepts. Raises what aiohttp raises."""
+        place = place_of(call.origin)
+        assert place is not None
+        head = _head(call.method, place, call.target, call.wire_headers())
+        head += b"Content-Length: %d\r\n\r\n" % len(call.body)
+        connection = self._idle_one(place) or await self._connect(place)
+        response = connection.expect_response()
+        if len(call.body) < _LARGE:
+            connection.transport.write(head + call.body)
+        else:
+            connection.transport.writelines((head, call.body))
+        try:
+            status, headers, body = await response
+        except asyncio.CancelledError:
+            connection.abandon(response)
+            raise
+        return ClientResponse(status, headers, body, method=call.method, url=call.url)
 
-    def _idle_one(self, place: tuple[str, int]) -> _Connection | None:
+    def _idle_one(self, place: Place) -> _Connection | None:
         idle = self._idle[place]
         oldest = time.monotonic() - KEEP_ALIVE_S
         while idle:
@@ -205,26 +220,27 @@ class PlainPool:
             connection.close()
         return None
 
-    async def _connect(self, target: Target) -> _Connection:
-        place = (target.host, target.port)
+    async def _connect(self, place: Place) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(lambda: _Connection(self, place), *place)
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self, place), place.host, place.port
+                )
         except TimeoutError as error:
-            raise aiohttp.ConnectionTimeoutError(f"no connection to {target.authority}") from error
+            raise aiohttp.ConnectionTimeoutError(f"no connection to {place.authority}") from error
         except OSError as error:
-            raise connector_error(*place, error) from error
+            raise connector_error(place.host, place.port, error) from error
         return connection
 
-    def put_back(self, connection: _Connection, place: tuple[str, int]) -> None:
+    def put_back(self, connection: _Connection, place: Place) -> None:
         connection.idle_since = now = time.monotonic()
         idle = self._idle[place]
-        while idle and idle[0].idle_since < now - KEEP_ALIVE_S:  # the longest unused stand first
+        while idle and idle[0].idle_since < now - KEEP_ALIVE_S:  # the longest unused are first
             idle.pop(0).close()
         idle.append(connection)
 
-    def forget(self, connection: _Connection, place: tuple[str, int]) -> None:
+    def forget(self, connection: _Connection, place: Place) -> None:
         self.open_ones.discard(connection)
         with suppress(ValueError):
             self._idle[place].remove(connection)
@@ -235,18 +251,18 @@ class PlainPool:
 
 
 @lru_cache(maxsize=256)
-def _head(method: str, target: Target, headers: tuple[tuple[str, str], ...]) -> bytes:
+def _head(method: str, place: Place, target: str, headers: tuple[tuple[str, str], ...]) -> bytes:
     """A request up to its length: the same for every call to an endpoint."""
     for name, value in headers:
         if _FORBIDDEN.search(name) or _FORBIDDEN.search(value):
-            raise ValueError(f"header {name!r} holds a line break")
-    fields = [("Host", target.authority), ("Accept", "*/*"), *headers]
-    lines = [f"{method} {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), ""]
+            raise ValueError(f"header {name!r} has a line break or a null character")
+    fields = [("Host", place.authority), ("Accept", "*/*"), *headers]
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), ""]
     return "\r\n".join(lines).encode("utf-8", "surrogateescape")
 
 
 def _decoded(coding: bytes, body: bytes) -> bytes:
-    """We ask for no compression; some compress all the same."""
+    """The body without compression, which some servers apply although it is not asked for."""
     if not body:
         return body
     if coding == b"gzip":

@@ -4,11 +4,11 @@ Invariant: an answer is read to its end before anyone sees it, so no caller can 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from http.cookies import Morsel, SimpleCookie
 from json import JSONDecodeError
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -24,7 +24,6 @@ FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:-]+")
 """Names that a cookie can have; one with another is passed over."""
-_NO_ATTRIBUTES = dict(Morsel())
 _URL_USER = re.compile(r"//[^/?#]*@")
 
 Cookies = Mapping[str, "str | Morsel[str]"]
@@ -84,7 +83,7 @@ class ClientResponse:
     def cookies(self) -> SimpleCookie:
         """The cookies this answer sets, as aiohttp gives them: name to morsel."""
         if self._cookies is None:
-            self._cookies = _set_cookies(self._raw_headers)
+            self._cookies = _jar(value for name, value in self._raw_headers if name.lower() == "set-cookie")
         return self._cookies
 
     @property
@@ -92,6 +91,10 @@ class ClientResponse:
         if self._content is None:
             self._content = _Content(self._body)
         return self._content
+
+    @property
+    def body(self) -> bytes:
+        return self._body
 
     async def read(self) -> bytes:
         return self._body
@@ -233,31 +236,34 @@ def _coded(value: "str | Morsel[str]") -> str:
     return value if value.isascii() and value.isalnum() else SimpleCookie().value_encode(value)[1]
 
 
-def _set_cookies(headers: Headers) -> SimpleCookie:
-    """The cookies that go back, each spelt as the server did."""
+def parse_cookies(header: str) -> SimpleCookie:
+    """The cookies of a Cookie header, each spelt as it is there."""
+    return _jar(header.split(";"))
+
+
+def _jar(fields: Iterable[str]) -> SimpleCookie:
     cookies = SimpleCookie()
-    for field, header in headers:
-        if field == "set-cookie" or field.lower() == "set-cookie":
-            cookie = _cookie(header)
-            if cookie is not None:
-                dict.__setitem__(cookies, cookie[0], _morsel(*cookie))
+    for field in fields:
+        cookie = _cookie(field)
+        if cookie is not None:
+            morsel: Morsel[str] = Morsel()
+            morsel.set(*cookie)
+            cookies[cookie.name] = morsel
     return cookies
 
 
-@lru_cache(maxsize=4096)  # every answer of every server sets the cookie of its session
-def _cookie(header: str) -> tuple[str, str, str] | None:
-    """Name, value and spelling of the cookie in a Set-Cookie header; None for a name that is none."""
-    name, _, coded = header.partition(";")[0].partition("=")
+class _Cookie(NamedTuple):
+    name: str
+    value: str
+    coded: str
+
+
+@lru_cache(maxsize=4096)  # every response of a server sets the cookie of its session
+def _cookie(field: str) -> _Cookie | None:
+    """The cookie that a Set-Cookie header begins with; None if its name is not valid."""
+    name, _, coded = field.partition(";")[0].partition("=")
     name, coded = name.strip(), coded.strip()
-    if not _PLAIN_NAME.fullmatch(name):
+    if not _PLAIN_NAME.fullmatch(name) or Morsel().isReservedKey(name):
         return None
-    return name, SimpleCookie().value_decode(coded)[0] if coded.startswith('"') else coded, coded
-
-
-def _morsel(name: str, value: str, coded: str) -> Morsel[str]:
-    """What `Morsel().set(…)` makes, without its checks: every answer of every server sets a cookie."""
-    morsel: Morsel[str] = Morsel.__new__(Morsel)
-    dict.update(morsel, _NO_ATTRIBUTES)
-    state = {"key": name, "value": value, "coded_value": coded}
-    morsel.__setstate__(state)  # type: ignore[attr-defined]  # typeshed has not got it
-    return morsel
+    value = SimpleCookie().value_decode(coded)[0] if coded.startswith('"') else coded
+    return _Cookie(name, value, coded)

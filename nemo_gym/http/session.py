@@ -1,14 +1,17 @@
-"""The process's HTTP client: one aiohttp session for each event loop."""
+"""The HTTP clients of this process, and which of them sends a call."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import aiohttp
 from pydantic import BaseModel
 
-from nemo_gym.http.plain_client import PlainPool
+from nemo_gym.http.aiohttp_client import AiohttpTransport
+from nemo_gym.http.call import Call
+from nemo_gym.http.plain_client import PlainTransport, can_send
+from nemo_gym.http.transport import Transport
 from nemo_gym.undocumented import aiohttp_internals
 
 
@@ -20,44 +23,41 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
     global_aiohttp_client_request_debug: bool = False
 
 
-class _Kept(NamedTuple):
-    session: aiohttp.ClientSession
+class _LoopClients(NamedTuple):
+    """The clients of one event loop."""
+
+    plain: PlainTransport
+    aiohttp: AiohttpTransport
     keeper: AsyncGenerator[None, None]
-    pool: PlainPool
 
 
 class _SharedClients:
-    """One aiohttp session for each event loop, because a session belongs to the loop it was made on.
+    """The clients of each event loop, because connections belong to the loop they were made on.
 
-    Each is held by an async generator: `asyncio.run` finalises those before it closes the loop, so a
-    script that never heard of the session still closes it.
+    An async generator holds those of one loop: `asyncio.run` finalises it before it closes the loop, so
+    a script that does not know of the clients still closes them.
     """
 
     def __init__(self) -> None:
         self.config: GlobalAIOHTTPAsyncClientConfig | None = None
-        self._open_ones: dict[asyncio.AbstractEventLoop, _Kept] = {}
+        self.is_plain_enabled = True
+        self._by_loop: dict[asyncio.AbstractEventLoop, _LoopClients] = {}
 
-    def get(self) -> aiohttp.ClientSession:
-        return self._kept().session
+    def current(self) -> _LoopClients:
+        clients = self._by_loop.get(asyncio.get_running_loop())
+        return self.open() if clients is None or clients.aiohttp.session.closed else clients
 
-    def pool(self) -> PlainPool | None:
-        """The plain client; None if aiohttp serves all calls: its pool was sized, or the probe failed."""
-        return self._kept().pool if self.config is None and aiohttp_internals.probe.passed else None
-
-    def _kept(self) -> _Kept:
-        kept = self._open_ones.get(asyncio.get_running_loop())
-        return self._open() if kept is None or kept.session.closed else kept
-
-    def _open(self) -> _Kept:
-        # Unless somebody sized it, the pool holds nobody back: callers bound what is in flight.
+    def open(self) -> _LoopClients:
+        """New clients for the running event loop, in place of those it has."""
+        # By default the pool has no limit: callers bound the number of calls in flight.
         config = self.config or GlobalAIOHTTPAsyncClientConfig(
             global_aiohttp_connector_limit=0, global_aiohttp_connector_limit_per_host=0
         )
         connector = aiohttp.TCPConnector(
             limit=config.global_aiohttp_connector_limit,
             limit_per_host=config.global_aiohttp_connector_limit_per_host,
-            # Shorter than a server's, so that it is never the server who closes an idle connection
-            # at the moment a request goes out on it.
+            # Shorter than a server's, so that a server does not close an idle connection at the moment a
+            # request goes out on it.
             keepalive_timeout=15,
         )
         session = aiohttp.ClientSession(
@@ -65,45 +65,72 @@ class _SharedClients:
             cookie_jar=aiohttp.DummyCookieJar(),  # cookies belong to one rollout, never to the process
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         )
-        pool = PlainPool()
-        keeper = self._keep(asyncio.get_running_loop(), session, pool)
-        kept = self._open_ones[asyncio.get_running_loop()] = _Kept(session, keeper, pool)
+        loop, plain = asyncio.get_running_loop(), PlainTransport()
+        keeper = self._keep(loop, session, plain)
+        clients = self._by_loop[loop] = _LoopClients(plain, AiohttpTransport(session), keeper)
         # Runs the generator up to its yield: nothing is awaited before it.
         with suppress(StopIteration):
             keeper.asend(None).send(None)
-        return kept
+        return clients
 
     async def _keep(
-        self, loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, pool: PlainPool
+        self, loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, plain: PlainTransport
     ) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            pool.close()
+            plain.close()
             await session.close()
-            kept = self._open_ones.get(loop)
-            if kept is not None and kept.session is session:
-                del self._open_ones[loop]
+            clients = self._by_loop.get(loop)
+            if clients is not None and clients.aiohttp.session is session:
+                del self._by_loop[loop]
 
 
 _shared = _SharedClients()  # the contract offers the process's client as free functions
 
 
+def http_transport(call: Call) -> Transport:
+    """What sends a call over HTTP: the plain client, or aiohttp.
+
+    It is aiohttp if the plain client is switched off, cannot send the call or lacks an API of aiohttp, or if
+    the pool of aiohttp was sized: that size holds for all calls.
+    """
+    clients = _shared.current()
+    is_plain = (
+        _shared.is_plain_enabled
+        and _shared.config is None
+        and aiohttp_internals.probe.passed
+        and can_send(call)
+    )
+    return clients.plain if is_plain else clients.aiohttp
+
+
 def get_global_aiohttp_client(*_: Any, **__: Any) -> aiohttp.ClientSession:
-    """The shared HTTP client of the running event loop, made on first use."""
-    return _shared.get()
+    """The shared aiohttp session of the running event loop, made on first use."""
+    return _shared.current().aiohttp.session
 
 
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> aiohttp.ClientSession:
     """Size the shared client; takes effect for the running event loop at once."""
     _shared.config = cfg
-    return _shared._open().session
-
-
-def shared_pool() -> PlainPool | None:
-    """The lean client of the running event loop; None where somebody sized the shared aiohttp client."""
-    return _shared.pool()
+    return _shared.open().aiohttp.session
 
 
 def is_global_aiohttp_client_setup() -> bool:
     return _shared.config is not None
+
+
+def enable_plain_client(is_enabled: bool) -> None:
+    """Whether this process uses the plain HTTP client; without it aiohttp sends every call over HTTP."""
+    _shared.is_plain_enabled = is_enabled
+
+
+@contextmanager
+def plain_client_enabled(is_enabled: bool) -> Iterator[None]:
+    """The same, while the context is open."""
+    before = _shared.is_plain_enabled
+    enable_plain_client(is_enabled)
+    try:
+        yield
+    finally:
+        enable_plain_client(before)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from nemo_gym.client import LocalServer, ServerClient, current_client
+from nemo_gym.client import ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, component_roots, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
@@ -45,8 +45,7 @@ async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -
     """Host the servers of a configuration here while the context is open; those `elsewhere` run already."""
     raise_file_limit()
     servers: dict[str, HostedServer] = {}
-    local: Mapping[str, LocalServer] = servers
-    client = ServerClient(config.head_server, config.values, local_servers=local)
+    client = ServerClient(config.head_server, config.values, local_servers=servers)
     with global_config_dict(config.values), _current(client):
         try:
             here = [instance for instance in config.servers if instance.name not in elsewhere]

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from nemo_gym.activity import ROLLOUT_HEADER, Activity, EndpointLimits, activity_from, current_activity
 from nemo_gym.codec import encode_json
 from nemo_gym.http.deadline import Deadline
-from nemo_gym.servers.asgi import send_answer
+from nemo_gym.servers.asgi import send_reply
 from nemo_gym.types import ACTIVITY_PATH
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Activities:
             await self._app(scope, receive, send)
             return
         if scope["path"] == ACTIVITY_PATH and scope["method"] == "GET":
-            await send_answer(send, 200, [("content-type", "application/json")], encode_json(self._told()))
+            await send_reply(send, (200, [("content-type", "application/json")], encode_json(self._report())))
             return
         header = next((value for name, value in scope["headers"] if name == _HEADER), None)
         activity = activity_from(header.decode("latin-1"), self._limits) if header is not None else None
@@ -43,7 +43,7 @@ class Activities:
             return
         await self._run(activity, scope, receive, send)
 
-    def _told(self) -> dict[str, object]:
+    def _report(self) -> dict[str, object]:
         """What the rollouts here wait for, and how many calls each endpoint gets from here at once."""
         return {
             "rollouts": [activity.as_data() for activity in islice(self._running, _SHOWN)],

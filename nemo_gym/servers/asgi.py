@@ -1,17 +1,17 @@
-"""ASGI by hand: the scope, the receiving and the sending side of a request made in this process."""
+"""ASGI without a server: the scope, the receiving and the sending side of a request made in this process."""
 
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.client import Call
-from nemo_gym.http import cookie_header
+from nemo_gym.http import Call
 
-Answer = tuple[int, list[tuple[str, str]], bytes]
-"""Status, headers without the content length, body. Status 0: there is nothing to send (any more)."""
+Reply = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers without the content length, body. Status 0: there is nothing to send, or nothing left."""
 
 
 class Collector:
@@ -37,8 +37,8 @@ class Collector:
         if self._pass_on is not None:
             await self._pass_on(message)
 
-    def answer(self) -> Answer:
-        """What is to be sent: nothing if it broke off."""
+    def reply(self) -> Reply:
+        """What was sent; nothing if it is not complete."""
         if not self.whole.is_set():
             return 0, [], b""
         headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]
@@ -46,7 +46,7 @@ class Collector:
 
 
 def adding_header(send: Send, name: str, value: str) -> Send:
-    """A sending side that adds a header to the answer, while the response object stays as it is."""
+    """A sending side that adds a header to the response; the response object stays as it is."""
 
     async def send_with_header(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -56,7 +56,8 @@ def adding_header(send: Send, name: str, value: str) -> Send:
     return send_with_header
 
 
-async def send_answer(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+async def send_reply(send: Send, reply: Reply) -> None:
+    status, headers, body = reply
     if not status:
         return
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -76,19 +77,18 @@ def is_json(scope: Scope) -> bool:
 
 
 def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The scope of a call, as uvicorn would make it."""
     headers = [(b"host", b"127.0.0.1")]
-    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in call.headers]
-    if call.is_json:
-        headers.append((b"content-type", b"application/json"))
-    if call.cookies:
-        headers.append((b"cookie", cookie_header(call.cookies).encode("latin-1")))
+    headers += [
+        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in call.wire_headers()
+    ]
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": call.method,
         "scheme": "http",
-        "path": call.path,
+        "path": unquote(call.path),
         "raw_path": call.path.encode(),
         "root_path": "",
         "query_string": call.query.encode(),
@@ -101,7 +101,7 @@ def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None
 
 
 def receive_body(body: bytes, then: Receive | None = None) -> Receive:
-    """The receiving side of a request whose body is read already; `then` tells what comes after it."""
+    """The receiving side of a request whose body is read already; `then` receives what comes after it."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -109,8 +109,8 @@ def receive_body(body: bytes, then: Receive | None = None) -> Receive:
             return messages.pop()
         if then is not None:
             return await then()
-        # A caller of this process stays until the answer is there; whoever listens for it to leave is
-        # cancelled then.
+        # A caller in this process stays until it has the response; a task that listens for its
+        # disconnection is cancelled then.
         return await asyncio.Event().wait() and {"type": "http.disconnect"}
 
     return receive

@@ -1,10 +1,10 @@
 """Endpoints that can be called without their ASGI application.
 
-Nearly every route takes a body model, perhaps a `Request` or a `Response`, and gives back data. Such a
-route is compiled once: validate the body with FastAPI's own field, call, shape the result with FastAPI's
-own response field. Whatever is out of the ordinary (a body that does not validate, streaming) is left to
-the application, so its answer is FastAPI's own. An endpoint on plain data (`takes_data`) gets its body
-without a model; a caller in this process gets its answer so, written out only where its bytes are wanted.
+Nearly every route takes a body model, perhaps a `Request` or a `Response`, and returns data. Such a route is
+compiled once: validate the body with FastAPI's own field, call, shape the result with FastAPI's own response
+field. Everything else (a body that does not validate, streaming) is left to the application, so its response
+is FastAPI's own. An endpoint on plain data (`takes_data`) gets its body without a model. A caller in this
+process gets its response as data too; it is written as JSON only if the caller asks for the bytes.
 """
 
 import inspect
@@ -55,8 +55,8 @@ class Endpoint:
     status: int
     body_data: DataValidator | None
     """Validates the body of an endpoint on plain data."""
-    answer_data: DataValidator | None
-    """Validates its answer, for a caller in this process."""
+    response_data: DataValidator | None
+    """Validates its response, for a caller in this process."""
 
     def arguments(self, body: bytes) -> dict[str, Any]:
         """The endpoint's arguments from the body of a request."""
@@ -69,31 +69,31 @@ class Endpoint:
                 return {field.name: self.body_data.validate_python(data)}
             data = decode_json(body)
             value = validated(field, data)
-        except Exception:  # no JSON, odd JSON, or not valid: the application deals with it in its way
+        except Exception:  # not JSON, odd JSON, or not valid: the application responds
             raise NotDirectError from None
         if data is None:
             raise NotDirectError
         return {field.name: value}
 
     def carrier(self, arguments: dict[str, Any]) -> Response | None:
-        """The response that the endpoint is handed to put headers and cookies on, if it wants one."""
+        """The response object on which the endpoint sets headers and cookies, if it takes one."""
         if self.response_parameter is None:
             return None
         carrier = Response()
-        carrier.status_code = 0  # set by an endpoint that wants another status than its route's
+        carrier.status_code = 0  # set by an endpoint whose status differs from its route's
         del carrier.headers["content-length"]
         arguments[self.response_parameter] = carrier
         return carrier
 
     def invoke(self, arguments: dict[str, Any]) -> Awaitable[Any]:
-        """Run the endpoint; what it gives back is a response of its own or data to encode."""
+        """Run the endpoint; its result is a response object or data to encode."""
         if self.is_coroutine:
             called: Awaitable[Any] = self.function(**arguments)
             return called
         return run_in_threadpool(self.function, **arguments)
 
     def encode(self, value: Any, status: int) -> bytes:
-        """Shape what the endpoint gave back."""
+        """The result of the endpoint as JSON."""
         body = self._shaped(value)
         return body if status == 200 or is_body_allowed_for_status_code(status) else b""
 
@@ -103,28 +103,28 @@ class Endpoint:
         return self.written(self.shape(value))
 
     def shape(self, value: Any) -> Any:
-        """What the endpoint gave back, as the route's response model has it."""
+        """The result of the endpoint as the route's response model."""
         try:
             return validated(self.response_field, value)
         except ValidationError as invalid:
             raise _response_error(invalid, value) from None
 
     def shape_data(self, value: dict[str, Any]) -> Any:
-        """The same as data, where the endpoint is on plain data."""
-        assert self.answer_data is not None
+        """The same as data, for an endpoint on plain data."""
+        assert self.response_data is not None
         try:
-            return self.answer_data.validate_python(value)
+            return self.response_data.validate_python(value)
         except ValidationError as invalid:
-            self.shape(value)  # says it as over HTTP
+            self.shape(value)  # raises what it raises over HTTP
             raise _response_error(invalid, value) from None
 
     def written(self, shaped: Any) -> bytes:
-        """What `shape` made, as JSON."""
+        """The result of `shape` as JSON."""
         return to_json(self.response_field, shaped, self.dump_options)
 
 
-class DataAnswer(NamedTuple):
-    """What an endpoint gave back, and what `shape_data` made of it."""
+class ResponseData(NamedTuple):
+    """The result of an endpoint on plain data, and what `shape_data` made of it."""
 
     endpoint: Endpoint
     value: dict[str, Any]
@@ -132,26 +132,28 @@ class DataAnswer(NamedTuple):
 
 
 class DataResponse(ClientResponse):
-    """An answer to a caller in this process, which is written out only if somebody wants its bytes.
+    """A response to a caller in this process. Its body is written only if the caller asks for the bytes.
 
-    Whoever reads it again shares token lists and parts that no model interprets with the first reader.
+    A caller that reads it twice shares token lists, and parts that no model interprets, between both results.
     """
 
     __slots__ = ("_data", "_endpoint", "_value")
 
-    def __init__(self, answer: "DataAnswer", headers: Headers, method: str, url: str) -> None:
-        super().__init__(answer.endpoint.status, headers, b"", method=method, url=url)
-        self._endpoint = answer.endpoint
-        self._value = answer.value
-        self._data = answer.data
+    def __init__(self, result: ResponseData, headers: Headers, method: str, url: str) -> None:
+        super().__init__(result.endpoint.status, headers, b"", method=method, url=url)
+        self._endpoint, self._value, self._data = result
 
     async def json(self, **_: Any) -> Any:
         data, self._data = self._data, None  # the caller's from now on
         return self._endpoint.shape_data(self._value) if data is None else data
 
-    async def read(self) -> bytes:
+    @property
+    def body(self) -> bytes:
         self._write()
-        return await super().read()
+        return super().body
+
+    async def read(self) -> bytes:
+        return self.body
 
     async def text(self, encoding: str = "utf-8", errors: str = "replace") -> str:
         self._write()
@@ -203,7 +205,7 @@ def _dump_options(route: APIRoute) -> dict[str, Any]:
     return {**given, "by_alias": route.response_model_by_alias}
 
 
-def _answer_data(route: APIRoute, parts: RouteParts) -> DataValidator | None:
+def _response_data(route: APIRoute, parts: RouteParts) -> DataValidator | None:
     is_plain = route.status_code in (None, 200) and _dump_options(route) == {"by_alias": True}
     return _data_validator(parts, parts.response_field, with_defaults=True) if is_plain else None
 
@@ -228,5 +230,5 @@ def _compile(route: APIRoute) -> Endpoint:
         dump_options=_dump_options(route),
         status=route.status_code or 200,
         body_data=_data_validator(parts, parts.body_field, with_defaults=False),
-        answer_data=_answer_data(route, parts),
+        response_data=_response_data(route, parts),
     )

@@ -1,39 +1,39 @@
-"""A server as it is hosted: one object that answers both transports, in the same way.
+"""A hosted server: one object for both sides of a transport.
 
-Over HTTP it is the ASGI application that uvicorn serves; in this process the client calls it. Either way a
-plain endpoint is called directly and anything else goes through the server's own FastAPI application.
+Over HTTP it is the ASGI application that uvicorn serves; in this process it is the transport of the client.
+Either way a plain endpoint is called directly and anything else goes through the server's own FastAPI
+application, so the response is the same.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from http.cookies import Morsel
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nemo_gym.client import Call
 from nemo_gym.errors import ComponentError
-from nemo_gym.http import ClientResponse, ServerUnreachableError
+from nemo_gym.http import Call, ClientResponse, ServerUnreachableError
 from nemo_gym.servers.asgi import (
-    Answer,
     Collector,
+    Reply,
     adding_header,
     cookies_of,
     is_json,
     local_scope,
     read_body,
     receive_body,
-    send_answer,
+    send_reply,
 )
 from nemo_gym.servers.direct_endpoint import (
-    DataAnswer,
     DataResponse,
     Endpoint,
     NotDirectError,
+    ResponseData,
     compile_endpoints,
     is_direct_supported,
 )
@@ -53,7 +53,10 @@ from nemo_gym.undocumented.starlette_internals import (
 
 _JSON = ("content-type", "application/json")
 BACKGROUND_S = 10.0
-"""How long background tasks may go on once the server is to close."""
+"""How long background tasks may run once the server closes."""
+
+R = TypeVar("R")
+"""What a request ends with: the response of a caller in this process, or what is to be sent over HTTP."""
 
 
 class HostedServer:
@@ -76,12 +79,12 @@ class HostedServer:
         self._run_endpoint = self._endpoints.get(("POST", RUN_PATH))
         self.state: Mapping[str, Any] = {}
         self._background: set[asyncio.Task[None]] = set()
-        """Tasks that go on after the answer to a caller of this process."""
+        """Tasks that run on after the response to a caller in this process."""
         app.add_middleware(FailureMiddleware, failures=self.failures, sessions=self.sessions)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Start-up and shutdown of the application, where it is not uvicorn that runs them."""
+        """Start-up and shutdown of the application, unless uvicorn runs them."""
         async with lifespan(self.app) as state:
             self.state = state
             yield
@@ -91,14 +94,13 @@ class HostedServer:
 
     @property
     def has_background(self) -> bool:
-        """Whether tasks go on although their callers have been answered."""
+        """Whether tasks run whose callers have their response already."""
         return bool(self._background)
 
-    async def call(self, call: Call) -> ClientResponse:
-        """Answer a caller of this process."""
+    def send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
+        """The response to a caller in this process: `http.transport.Transport`."""
         if self._is_direct and is_close_session(call.method, call.path):
-            await close_session(self.sessions, call.cookies.get(self.sessions.cookie_name))
-            return self._response(call, (204, [], b""))
+            return self._close_session(call)
         endpoint = None if call.query else self._endpoints.get((call.method, call.path))
         if endpoint is not None and (endpoint.body_field is None or call.is_json):
             try:
@@ -106,19 +108,22 @@ class HostedServer:
             except NotDirectError:
                 pass
             else:
-                request = _LocalRequest(self, call)
-                answer = await self._answer(endpoint, arguments, request)
-                if request.answer is not None:
-                    return DataResponse(request.answer, answer[1], call.method, self.name + call.path)
-                return self._response(call, answer)
+                return self._respond(endpoint, arguments, _LocalRequest(self, call))
+        return self._send_through_app(call)
+
+    async def _close_session(self, call: Call) -> ClientResponse:
+        await close_session(self.sessions, call.cookies.get(self.sessions.cookie_name))
+        return self.response(call, (204, [], b""))
+
+    async def _send_through_app(self, call: Call) -> ClientResponse:
         collector = Collector()
         scope = local_scope(call, self.app, self.state)
-        answering = self.app(scope, receive_body(call.body), collector.send)
-        return self._response(call, await self.first_answer(answering, collector))
+        responding = self.app(scope, receive_body(call.body), collector.send)
+        return self.response(call, await self.first_reply(responding, collector))
 
-    async def first_answer(self, answering: Coroutine[Any, Any, None], collector: Collector) -> Answer:
-        """What an application sends, as soon as it is whole: a background task goes on by itself."""
-        task = asyncio.ensure_future(answering)
+    async def first_reply(self, responding: Coroutine[Any, Any, None], collector: Collector) -> Reply:
+        """What an application sends, as soon as it is whole; its background task runs on."""
+        task = asyncio.ensure_future(responding)
         whole = asyncio.ensure_future(collector.whole.wait())
         try:
             await asyncio.wait({task, whole}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,26 +139,28 @@ class HostedServer:
             if not collector.status or not isinstance(error, Exception):
                 raise error
             self.failures.log(error)
-        return collector.answer()
+        return collector.reply()
 
     def _end_background(self, task: "asyncio.Task[None]") -> None:
         self._background.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.failures.log(error)
 
-    def _response(self, call: Call, answer: Answer) -> ClientResponse:
-        status, headers, body = answer
+    def response(self, call: Call, reply: Reply) -> ClientResponse:
+        """A reply as the response to a call."""
+        status, headers, body = reply
         if not status:
-            raise ServerUnreachableError(self.name, f"the answer to {call.method} {call.path} broke off")
+            reason = f"the response to {call.method} {call.path} was cut off"
+            raise ServerUnreachableError(self.name, reason)
         return ClientResponse(status, headers, body, method=call.method, url=self.name + call.path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a caller over HTTP."""
+        """Respond to a caller over HTTP."""
         endpoint = None
         if scope["type"] == "http" and not scope["query_string"]:
             if self._is_direct and is_close_session(scope["method"], scope["path"]):
                 await close_session(self.sessions, self.sessions.cookie_in(cookies_of(scope)))
-                await send_answer(send, 204, [], b"")
+                await send_reply(send, (204, [], b""))
                 return
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
         if endpoint is None or (endpoint.body_field is not None and not is_json(scope)):
@@ -169,13 +176,14 @@ class HostedServer:
             return
         scope["app"] = self.app
         request = _HttpRequest(self, scope, body, receive, send)
-        await send_answer(send, *await self._answer(endpoint, arguments, request))
+        await send_reply(send, await self._respond(endpoint, arguments, request))
 
-    async def _answer(self, endpoint: Endpoint, arguments: dict[str, Any], request: "_Request") -> Answer:
-        """Call the endpoint; whatever it does becomes an answer."""
+    async def _respond(self, endpoint: Endpoint, arguments: dict[str, Any], request: "_Request[R]") -> R:
+        """Call the endpoint; its result, or whatever it raises, becomes a response."""
         run = None
         if self._runs is not None and endpoint is self._run_endpoint:
             run = self._runs.begin(request.cookies())
+        reply: Reply
         try:
             if request.ended is not None:
                 raise request.ended
@@ -185,23 +193,28 @@ class HostedServer:
             value = await endpoint.invoke(arguments)
             if isinstance(value, Response):
                 self.failures.add_cause(value.headers, value.status_code)
-                return await request.send(value)
-            if carrier is None:
-                return endpoint.status, [_JSON, request.cookie()], request.encode(endpoint, value)
-            status = carrier.status_code or endpoint.status
-            body = endpoint.encode(value, status)
-            self.failures.add_cause(carrier.headers, status)
-            return status, [_JSON, *carrier.headers.items(), request.cookie()], body
-        except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes an answer
-            return await request.send(await self.failures.respond_to(error, request.build()))
+                reply = await request.send(value)
+            elif carrier is None:
+                reply = endpoint.status, [_JSON, request.cookie()], request.encode(endpoint, value)
+            else:
+                status = carrier.status_code or endpoint.status
+                body = endpoint.encode(value, status)
+                self.failures.add_cause(carrier.headers, status)
+                reply = status, [_JSON, *carrier.headers.items(), request.cookie()], body
+        except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response
+            reply = await request.send(await self.failures.respond_to(error, request.build()))
         finally:
             request.close()
             if run is not None:
                 await run.end()
+        return request.respond(reply)
 
 
-class _Request:
-    """A request whose object is only built, and its session only opened, if somebody wants it."""
+class _Request(Generic[R]):
+    """A request. Its object is built, and its session opened, only if the endpoint asks for it.
+
+    Each transport has its own subclass, which makes of a reply what that transport's caller gets.
+    """
 
     __slots__ = ("_server", "_session", "ended", "session_id")
 
@@ -210,7 +223,7 @@ class _Request:
         self._server = server
         self.session_id = sessions.identify(cookie, path)
         self.ended = sessions.ended(self.session_id)
-        # One with content is in use from here on, so that it is not dropped meanwhile.
+        # A session with content is in use from here on, so that it is not dropped meanwhile.
         self._session = sessions.open(self.session_id) if sessions.holds(self.session_id) else None
 
     def close(self) -> None:
@@ -225,10 +238,6 @@ class _Request:
         """All cookies that came with it."""
         raise NotImplementedError  # each transport has its own
 
-    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
-        """The body of the answer."""
-        return endpoint.encode(value, endpoint.status)
-
     def build(self) -> Request:
         if self._session is None:
             self._session = self._server.sessions.open(self.session_id)
@@ -236,39 +245,51 @@ class _Request:
         scope["session"] = self._session
         return Request(scope, self._receive())
 
+    def respond(self, reply: Reply) -> R:
+        raise NotImplementedError  # each transport has its own
+
+    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
+        """The body of the response."""
+        return endpoint.encode(value, endpoint.status)
+
+    async def send(self, response: Response) -> Reply:
+        """A response object of the endpoint. If its background task fails, the response is the same."""
+        cookie = self.cookie()
+        if is_plain(response):
+            return response.status_code, [*headers_of(response), cookie], bytes(response.body)
+        return await self._send_itself(response, cookie)
+
     def _scope(self) -> Scope:
         raise NotImplementedError  # each transport has its own
 
     def _receive(self) -> Receive:
         raise NotImplementedError  # each transport has its own
 
-    async def send(self, response: Response) -> Answer:
-        """A response object as what it sends; its background task runs too, and cannot spoil the answer."""
-        cookie = self.cookie()
-        if is_plain(response):
-            return response.status_code, [*headers_of(response), cookie], bytes(response.body)
-        return await self._send_itself(response, cookie)
-
-    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
+    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Reply:
         raise NotImplementedError  # each transport has its own
 
 
-class _LocalRequest(_Request):
-    """One of a caller in this process."""
+class _LocalRequest(_Request[ClientResponse]):
+    """A request of a caller in this process."""
 
-    __slots__ = ("_call", "answer")
+    __slots__ = ("_call", "_data")
 
     def __init__(self, server: HostedServer, call: Call) -> None:
         super().__init__(server, call.cookies.get(server.sessions.cookie_name), call.path)
         self._call = call
-        self.answer: DataAnswer | None = None
-        """Where the caller gets data without a body."""
+        self._data: ResponseData | None = None
+        """The response of an endpoint on plain data, which has no body yet."""
 
     def encode(self, endpoint: Endpoint, value: Any) -> bytes:
-        if endpoint.answer_data is None or type(value) is not dict:
+        if endpoint.response_data is None or type(value) is not dict:
             return super().encode(endpoint, value)
-        self.answer = DataAnswer(endpoint, value, endpoint.shape_data(value))
+        self._data = ResponseData(endpoint, value, endpoint.shape_data(value))
         return b""
+
+    def respond(self, reply: Reply) -> ClientResponse:
+        if self._data is None:
+            return self._server.response(self._call, reply)
+        return DataResponse(self._data, reply[1], self._call.method, self._server.name + self._call.path)
 
     def cookies(self) -> Mapping[str, str]:
         cookies = self._call.cookies
@@ -280,25 +301,18 @@ class _LocalRequest(_Request):
     def _receive(self) -> Receive:
         return receive_body(self._call.body)
 
-    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
+    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Reply:
         collector = Collector()
         send = adding_header(collector.send, *cookie)
-        return await self._server.first_answer(response(self._scope(), self._receive(), send), collector)
+        return await self._server.first_reply(response(self._scope(), self._receive(), send), collector)
 
 
-class _HttpRequest(_Request):
-    """One that came over HTTP: a response object sends itself, piece by piece if it streams."""
+class _HttpRequest(_Request[Reply]):
+    """A request over HTTP: a response object sends itself, piece by piece if it streams."""
 
     __slots__ = ("_body", "_http_scope", "_pass_on", "_receive_more")
 
-    def __init__(
-        self,
-        server: HostedServer,
-        scope: Scope,
-        body: bytes,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    def __init__(self, server: HostedServer, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         super().__init__(server, server.sessions.cookie_in(cookies_of(scope)), scope["path"])
         self._http_scope = scope
         self._body = body
@@ -308,13 +322,16 @@ class _HttpRequest(_Request):
     def cookies(self) -> Mapping[str, str]:
         return parse_cookies(cookies_of(self._http_scope))
 
+    def respond(self, reply: Reply) -> Reply:
+        return reply
+
     def _scope(self) -> Scope:
         return self._http_scope
 
     def _receive(self) -> Receive:
         return receive_body(self._body, self._receive_more)
 
-    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Answer:
+    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Reply:
         collector = Collector(self._pass_on)
         try:
             await response(self._scope(), self._receive(), adding_header(collector.send, *cookie))

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.servers.asgi import cookies_of, send_answer
+from nemo_gym.servers.asgi import cookies_of, send_reply
 from nemo_gym.servers.run_sessions import RUN_PATH, Run, RunSessions
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import CLOSE_SESSION_PATH, session_id_in
@@ -36,7 +36,7 @@ class SessionMiddleware:
         cookie = self.store.cookie_in(cookies)
         if is_close_session(scope["method"], scope["path"]):
             await close_session(self.store, cookie)
-            await send_answer(send, 204, [], b"")
+            await send_reply(send, (204, [], b""))
             return
         session_id = self.store.identify(cookie, scope["path"])
         if ended := self.store.ended(session_id):

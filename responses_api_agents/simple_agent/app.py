@@ -69,7 +69,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         self, request: Request, response: Response, body: NeMoGymResponseCreateParamsNonStreaming = Body()
     ) -> NeMoGymResponse:
         params = body.model_dump(mode="json", exclude_unset=True)
-        episode = await self._play(params, dict(request.cookies))
+        episode = await self._run_episode(params, dict(request.cookies))
         for name, value in episode.cookies.items():
             response.set_cookie(name, value)
         return NeMoGymResponse.model_validate(episode.final())
@@ -78,7 +78,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         row, cookies = body.model_dump(mode="json", exclude_unset=True), dict(request.cookies)
         seeded = await self._post(self.config.resources_server, "/seed_session", row, cookies)
         seeded.raise_for_status()
-        episode = await self._play(row["responses_create_params"], cookies)
+        episode = await self._run_episode(row["responses_create_params"], cookies)
         verify_request = {**row, "response": episode.final()}
         if self.config.skip_verification:
             skipped = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
@@ -96,7 +96,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         answer = await self.server_client.get(self.config.resources_server.name, "/aggregate_metrics")
         return not answer.ok or (await answer.json()).get("own") is not False
 
-    async def _play(self, params: dict[str, Any], cookies: dict[str, Any]) -> Episode:
+    async def _run_episode(self, params: dict[str, Any], cookies: dict[str, Any]) -> Episode:
         episode = Episode(params, cookies)
         prompt = params["input"]
         if isinstance(prompt, str):
@@ -112,9 +112,12 @@ class SimpleAgent(SimpleResponsesAPIAgent):
 
     async def _ask_model(self, episode: Episode, prompt: list[Item]) -> dict[str, Any]:
         body = {**episode.params, "input": prompt + episode.output}
-        answer = await self._post(self.config.model_server, "/v1/responses", body, episode.cookies)
-        answer.raise_for_status()
-        response: dict[str, Any] = await answer.json()
+        received = await self.server_client.post(
+            self.config.model_server.name, "/v1/responses", json=body, cookies=episode.cookies
+        )
+        episode.cookies.update(received.cookies)
+        received.raise_for_status()
+        response: dict[str, Any] = await received.json()
         return response
 
     async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> str:

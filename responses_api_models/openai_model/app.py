@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from functools import cached_property
+from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.openai_utils.data import takes_data
 from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, ResponsesConverter
-from responses_api_models.openai_model.ways import Api, Request, Way, ways_to
+from responses_api_models.openai_model.upstream import Api, Request, UpstreamRoute, upstream_routes
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +44,27 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     stream: bool = False
     """Ask for a stream and put it together: some gateways cut requests that are silent for long."""
     request_timeout_s: float | None = Field(default=None, gt=0)
-    """Longest time of one request to the endpoint, its retries included; None: 3600 s, for long answers."""
+    """Longest time of one request to the endpoint, retries included; None: 3600 s, for long generations."""
     max_tries: int = Field(default=3, ge=1)
-    """Tries of a request that fails; an answer of 429 is not counted."""
+    """Most calls for one request that fails; responses with status 429 are not counted."""
+
+
+class _ConversionErrors:
+    """Turns errors of the conversion between APIs into the statuses that the caller gets."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RequestFormatError):
+            raise HTTPException(400, str(error)) from error
+        if isinstance(error, ResponseFormatError):
+            raise HTTPException(502, f"the endpoint's response cannot be read: {error}") from error
+
+
+conversion_errors = _ConversionErrors()
 
 
 class OpenAIModel(SimpleResponsesAPIModel):
@@ -53,12 +72,12 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     @classmethod
     def check_config(cls, config: OpenAIModelConfig) -> None:
-        NeMoGymAsyncOpenAI(config.openai_base_url, config.openai_api_key)  # refuses what is no address
+        NeMoGymAsyncOpenAI(config.openai_base_url, config.openai_api_key)  # refuses an invalid address
 
     # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
     @cached_property
     def endpoint(self) -> NeMoGymAsyncOpenAI:
-        """Gives answers away: one of another making keeps none of them."""
+        """Its completions belong to the caller: another client in its place must not keep them."""
         config = self.config
         return NeMoGymAsyncOpenAI(
             config.openai_base_url,
@@ -79,9 +98,9 @@ class OpenAIModel(SimpleResponsesAPIModel):
         return urlsplit(self.config.openai_base_url).hostname != "api.openai.com"
 
     @cached_property
-    def ways(self) -> dict[Api, Way]:
+    def routes(self) -> dict[Api, UpstreamRoute]:
         converter = ResponsesConverter(uses_reasoning_parser=self.config.uses_reasoning_parser)
-        return ways_to(self.config.name, self.config.upstream_api, converter, self._ask)
+        return upstream_routes(self.config.name, self.config.upstream_api, converter, self._call_endpoint)
 
     @cached_property
     def warned_of(self) -> set[str]:
@@ -89,39 +108,37 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     @takes_data
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
-        return await self._answer("responses", body)
+        with conversion_errors:
+            response: Any = await self.routes["responses"].generate(self._request(body))
+        return response  # plain data, which the route validates once
 
     @takes_data
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
-        return await self._answer("chat_completions", body)
+        with conversion_errors:
+            completion: Any = await self.routes["chat_completions"].generate(self._request(body))
+        return completion
 
-    async def _answer(self, called: Api, body: BaseModel | Request) -> Any:
-        """The endpoint's answer as plain data; the route validates it once."""
+    def _request(self, body: BaseModel | Request) -> Request:
         request = body if isinstance(body, dict) else body.model_dump(mode="json", exclude_unset=True)
         request["model"] = self.config.openai_model
-        try:
-            return await self.ways[called].answer(request)
-        except RequestFormatError as error:
-            raise HTTPException(400, str(error)) from error
-        except ResponseFormatError as error:
-            raise HTTPException(502, f"the endpoint's answer cannot be read: {error}") from error
+        return request
 
-    async def _ask(self, api: Api, request: Request) -> dict[str, Any]:
-        """Ask the endpoint on the route of `api`."""
+    async def _call_endpoint(self, api: Api, request: Request) -> dict[str, Any]:
+        """The endpoint's completion on the route of `api`, with its usage filled in."""
         endpoint = self.endpoint
-        call = endpoint.create_response if api == "responses" else endpoint.create_chat_completion
+        create = endpoint.create_response if api == "responses" else endpoint.create_chat_completion
         request = self._prepared(api, request)
         if self.slots is None:
-            answer = await call(**request)
+            completion = await create(**request)
         else:
             async with self.slots:
-                answer = await call(**request)
-        if not answer.get("usage") and answer.get("error") is None:
-            self._warn("the endpoint gives no usage; counted as 0")
-        answer["usage"] = filled_usage(answer.get("usage"), api)
-        return answer
+                completion = await create(**request)
+        if not completion.get("usage") and completion.get("error") is None:
+            self._warn("the endpoint reports no usage; counted as 0")
+        completion["usage"] = filled_usage(completion.get("usage"), api)
+        return completion
 
     def _prepared(self, api: Api, request: Request) -> Request:
         if self.config.stream:
@@ -130,7 +147,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
                 request["stream_options"] = {"include_usage": True, **(request.get("stream_options") or {})}
         request = {**request, **self.config.extra_body}
         if api == "responses" and not self.takes_seed and request.pop("seed", None) is not None:
-            self._warn("this endpoint takes no seed; it is left out")
+            self._warn("this endpoint does not accept a seed; it is not sent")
         return request
 
     def _warn(self, text: str) -> None:

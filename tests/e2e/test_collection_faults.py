@@ -325,6 +325,6 @@ def test_agent_that_dies_for_good_fails_what_is_left_and_a_resume_completes_it(r
         assert served.wait() == 1
         assert collector.wait() == 1, collector.output
     assert "12 planned = 4 succeeded + 8 failed (8 infrastructure) + 0 not run" in collector.output
-    assert f"ServerUnreachableError: {runs.agent}: no answer from POST" in collector.output
+    assert f"ServerUnreachableError: {runs.agent}: no response from POST" in collector.output
     runs.settings = {}
     runs.finish()

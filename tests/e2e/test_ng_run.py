@@ -401,7 +401,7 @@ def test_ctrl_c_while_all_stop_after_a_death_hides_neither_the_death_nor_a_proce
 ) -> None:
     slow = slow_and_quick.pid_of("slow")
     client = ServerClient.load_from_global_config(slow_and_quick.head)
-    with pytest.raises(Exception, match="no answer"):
+    with pytest.raises(Exception, match="no response"):
         asyncio.run(client.post("quick", "/die"))
     quick = slow_and_quick.pid_of("quick")
     assert wait_until(lambda: not is_running(quick))

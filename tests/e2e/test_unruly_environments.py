@@ -92,7 +92,7 @@ def test_verifier_that_hangs_is_a_failed_rollout(runs: Runs, hosting: str) -> No
     assert runs.check_ledger()["failed"] == {"infrastructure": 1}
     [failure] = runs.failures
     assert failure["_ng_task_index"] == 3 and failure["attempts"] == 2
-    assert "no answer to POST /verify in 0.5 s" in failure["error_message"]
+    assert "no response to POST /verify within 0.5 s" in failure["error_message"]
     behave(runs)
 
 

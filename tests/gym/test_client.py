@@ -161,7 +161,7 @@ def test_server_without_an_address_is_not_called_unknown() -> None:
 def test_server_that_is_not_there_is_unreachable_by_name() -> None:
     config = served_config("it", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(
-        ServerUnreachableError, match=r"it: no answer from POST http://127\.0\.0\.1"
+        ServerUnreachableError, match=r"it: no response from POST http://127\.0\.0\.1"
     ) as caught:
         asyncio.run(ServerClient(global_config_dict=config).post("it", "/x", json={}))
     assert caught.value.server == "it"

@@ -95,7 +95,7 @@ def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[Ope
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9/v1", "localhost:8000", "ftp://host/v1", "http:///v1", ""])
 def test_address_that_cannot_be_one_is_refused_before_anything_starts(address: str) -> None:
-    with pytest.raises(ConfigError, match="is no address of an endpoint; write it like http://"):
+    with pytest.raises(ConfigError, match="is not the address of an endpoint; write it like http://"):
         OpenAIModel.check_config(new_model(openai_base_url=address).config)
 
 
@@ -174,7 +174,7 @@ def test_openai_itself_is_sent_no_seed_and_says_so_once(caplog: pytest.LogCaptur
         asyncio.run(ask())
     assert ["seed" in request for request in endpoint.requests] == [False, False, False, True]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["policy_model: this endpoint takes no seed; it is left out"]
+    assert warnings == ["policy_model: this endpoint does not accept a seed; it is not sent"]
 
 
 class Turnstile:
@@ -258,7 +258,7 @@ def test_answer_that_is_no_json_object_is_a_failure_of_the_endpoint(text: str) -
     asked = Asked(lambda request: web.Response(text=text, content_type="text/html"), {"input": "x"})
     assert asked.answer.status == 502
     assert asked.answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
-    assert asyncio.run(asked.answer.text()) == f"the endpoint's answer is not a JSON object: {text}"
+    assert asyncio.run(asked.answer.text()) == f"the endpoint's response is not a JSON object: {text}"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from responses_api_models.openai_model.tests.asking import (
     responses_only,
     warnings_in,
 )
-from responses_api_models.openai_model.ways import is_missing_route
+from responses_api_models.openai_model.upstream import is_missing_route
 from scripts.scripted_endpoint import ScriptedEndpoint, message
 
 
@@ -60,7 +60,7 @@ def test_way_to_the_other_api_is_found_once_and_kept(status: int, caplog: pytest
             assert it.ask({"input": "x"})["output"][0]["content"][0]["text"] == "hi"
         assert it.apis == ["responses", "chat", "chat", "chat"]
     (warning,) = warnings_in(caplog)
-    assert f"policy_model: the endpoint answers {status} on its responses route" in warning
+    assert f"policy_model: the endpoint responds with {status} on its responses route" in warning
     assert "upstream_api: chat_completions" in warning
 
 
@@ -148,7 +148,7 @@ def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: i
         for response in asyncio.run(run(it)):
             text = asyncio.run(response.text())
             assert "chat_completions route: Incorrect API key" in text
-            assert "responses route answered 404: 404 page not found" in text
+            assert "responses route responded with 404: 404 page not found" in text
             assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (status, kind)
 
 
@@ -278,7 +278,7 @@ def test_request_that_cannot_be_converted_leaves_the_way_open() -> None:
 def test_answer_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> None:
     with asking(lambda request: answer({"choices": []}), upstream_api="chat_completions") as it:
         response = asyncio.run(it.post({"input": "x"}))
-        assert "the endpoint's answer cannot be read: choices" in asyncio.run(response.text())
+        assert "the endpoint's response cannot be read: choices" in asyncio.run(response.text())
     assert response.status == 502
     assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
 
@@ -355,9 +355,9 @@ def test_usage_is_always_there_and_its_absence_is_told_once(
             assert counts == NeMoGymResponseUsage().model_dump()
             chat = it.ask(HI, CHAT)["usage"]
             assert (chat["prompt_tokens"], chat["completion_tokens"], chat["total_tokens"]) == (0, 0, 0)
-        it.model.ways["responses"].is_converting = True
+        it.model.routes["responses"].is_converting = True
         assert it.ask({"input": "x"})["usage"] == NeMoGymResponseUsage().model_dump()
-    assert warnings_in(caplog) == ["policy_model: the endpoint gives no usage; counted as 0"]
+    assert warnings_in(caplog) == ["policy_model: the endpoint reports no usage; counted as 0"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ def test_a_block_that_takes_too_long_ends_with_a_timeout() -> None:
         with Deadline(0.01):
             await asyncio.sleep(10)
 
-    with pytest.raises(TimeoutError, match=r"no answer in 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"no response within 0\.01 s"):
         asyncio.run(late())
 
 

@@ -4,12 +4,13 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 
 import aiohttp
 import pytest
 
-from nemo_gym.http import request
-from nemo_gym.http.plain_client import Answer, PlainPool, target_of
+from nemo_gym.http import Call, ClientResponse, parse_call, request
+from nemo_gym.http.plain_client import PlainTransport, can_send, place_of
 from tests.gym.http.raw_server import RawServer, answer, serving
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{ }\r\n2\r\n\n\n\r\n0\r\n\r\n"
@@ -17,16 +18,20 @@ TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of it"
 CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + answer(201, b"made")
 
 
-async def post(pool: PlainPool, server: RawServer, body: bytes = b"{}") -> Answer:
-    target = target_of(f"{server.url}/v1/responses")
-    assert target is not None
+def call_to(url: str, body: bytes = b"{}") -> Call:
+    return parse_call("POST", url, data=body, headers={"Content-Type": "application/json"})
+
+
+async def post(pool: PlainTransport, server: RawServer, body: bytes = b"{}") -> ClientResponse:
     async with asyncio.timeout(10):
-        return await pool.request("POST", target, [("Content-Type", "application/json")], body)
+        return await pool.send(call_to(f"{server.url}/v1/responses", body))
 
 
-def played(script: list[bytes | None], act: Callable[[PlainPool, RawServer], Awaitable[None]]) -> RawServer:
+def played(
+    script: list[bytes | None], act: Callable[[PlainTransport, RawServer], Awaitable[None]]
+) -> RawServer:
     async def run() -> RawServer:
-        pool = PlainPool()
+        pool = PlainTransport()
         async with serving(*script) as server:
             try:
                 await act(pool, server)
@@ -53,7 +58,7 @@ def played(script: list[bytes | None], act: Callable[[PlainPool, RawServer], Awa
     ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate", "empty gzip"],
 )
 def test_every_form_of_answer_is_read(reply: bytes, status: int, body: bytes) -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         got = await post(pool, server)
         assert (got.status, got.body) == (status, body)
 
@@ -61,15 +66,15 @@ def test_every_form_of_answer_is_read(reply: bytes, status: int, body: bytes) ->
 
 
 def test_headers_come_as_the_server_spelt_them() -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         got = await post(pool, server)
-        assert got.headers[1:] == [("X-One", "1"), ("Set-Cookie", "a=b"), ("Set-Cookie", "c=d")]
+        assert list(got.headers.items())[1:] == [("X-One", "1"), ("Set-Cookie", "a=b"), ("Set-Cookie", "c=d")]
 
     played([answer(200, b"{}", "X-One: 1", "Set-Cookie: a=b", "Set-Cookie: c=d")], act)
 
 
 def test_a_request_is_what_the_server_expects() -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         await post(pool, server, b'{"a":1}')
 
     head, _, body = played([answer(200)], act).requests[0].partition(b"\r\n\r\n")
@@ -85,7 +90,7 @@ def test_a_request_is_what_the_server_expects() -> None:
     ids=["closed", "cut", "not HTTP", "half a head"],
 )
 def test_a_broken_answer_is_an_error_and_its_connection_is_gone(broken: bytes | None) -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         with pytest.raises((aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)):
             await post(pool, server)
         assert (await post(pool, server)).body == b"fine"
@@ -95,7 +100,7 @@ def test_a_broken_answer_is_an_error_and_its_connection_is_gone(broken: bytes | 
 
 
 def test_connections_are_used_again_and_never_shared() -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         for _ in range(3):
             await asyncio.gather(*(post(pool, server, b"x" * size) for size in (1, 200_000, 3)))
         assert len(pool.open_ones) == 3
@@ -104,7 +109,7 @@ def test_connections_are_used_again_and_never_shared() -> None:
 
 
 def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         for _ in range(2):
             assert (await post(pool, server)).status == 200
             assert not [one for one in pool.open_ones if one.is_usable]
@@ -113,7 +118,7 @@ def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
 
 
 def test_an_idle_connection_that_is_too_old_is_replaced() -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         await post(pool, server)
         (old,) = pool.open_ones
         old.idle_since -= 60
@@ -136,18 +141,16 @@ def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
             await asyncio.sleep(0.05)
             writer.close()
 
-        pool = PlainPool()
+        pool = PlainTransport()
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            late, mine = target_of(f"{url}/late"), target_of(f"{url}/mine")
-            assert late is not None and mine is not None
-            waiting = asyncio.create_task(pool.request("GET", late, [], b""))
+            waiting = asyncio.create_task(pool.send(parse_call("GET", f"{url}/late")))
             await asyncio.sleep(0.02)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             release.set()
-            assert (await pool.request("GET", mine, [], b"")).body == b"mine"
+            assert (await pool.send(parse_call("GET", f"{url}/mine"))).body == b"mine"
             pool.close()
             await asyncio.sleep(0.1)
 
@@ -156,7 +159,7 @@ def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", answer(200, b"stray"), b"\0"])
 def test_what_comes_after_an_answer_is_nobodys(more: bytes) -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         assert (await post(pool, server)).body == b"first"
         assert (await post(pool, server)).body == b"mine"
 
@@ -174,13 +177,12 @@ def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
             await asyncio.sleep(0.1)
             writer.close()
 
-        pool = PlainPool()
+        pool = PlainTransport()
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            target = target_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
-            assert target is not None
-            assert (await pool.request("GET", target, [], b"")).body == b"mine"
+            call = parse_call("GET", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
+            assert (await pool.send(call)).body == b"mine"
             await asyncio.sleep(0.05)
-            assert (await pool.request("GET", target, [], b"")).body == b"mine"
+            assert (await pool.send(call)).body == b"mine"
             pool.close()
             await asyncio.sleep(0.15)
 
@@ -188,7 +190,7 @@ def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
 
 
 def test_idle_connections_keep_no_answer_and_old_ones_go() -> None:
-    async def act(pool: PlainPool, server: RawServer) -> None:
+    async def act(pool: PlainTransport, server: RawServer) -> None:
         await asyncio.gather(*(post(pool, server) for _ in range(4)))
         for connection in pool.open_ones:
             assert not connection._parts and not connection._headers
@@ -222,38 +224,34 @@ def test_a_head_request_has_no_body_to_wait_for() -> None:
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\nb", "a\0b"])
 def test_a_header_cannot_smuggle_another(value: str) -> None:
-    target = target_of("http://127.0.0.1:1/x")
-    assert target is not None
+    call = parse_call("GET", "http://127.0.0.1:1/x", headers={"X-Mine": value})
     with pytest.raises(ValueError, match="line break"):
-        asyncio.run(PlainPool().request("GET", target, [("X-Mine", value)], b""))
+        asyncio.run(PlainTransport().send(call))
 
 
 @pytest.mark.parametrize(
-    "url",
+    "call",
     [
-        "https://127.0.0.1/x",
-        "http://user:password@127.0.0.1/x",
-        "http://127.0.0.1/x?a=b",
-        "http://127.0.0.1/a/../b",
-        "http://127.0.0.1/ä",
-        "http://127.0.0.1/a b",
-        "http://127.0.0.1/x#y",
-        "http:///x",
+        parse_call("POST", "https://127.0.0.1/x", json={}),
+        parse_call("POST", "http://user:password@127.0.0.1/x", json={}),
+        parse_call("HEAD", "http://127.0.0.1/x"),
+        parse_call("POST", "http://127.0.0.1/x", json={}, headers={"HOST": "other"}),
+        parse_call("POST", "http://127.0.0.1/x", data={"file": BytesIO(b"1")}),
+        parse_call("POST", "http://127.0.0.1/x", json={})._replace(aiohttp_options={"auth": None}),
     ],
+    ids=["TLS", "credentials", "HEAD", "framing header", "file", "option of aiohttp"],
 )
-def test_what_is_out_of_the_ordinary_is_left_to_aiohttp(url: str) -> None:
-    assert target_of(url) is None
+def test_what_the_plain_client_cannot_send_is_left_to_aiohttp(call: Call) -> None:
+    assert not can_send(call)
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "port", "authority", "path"),
+    ("origin", "host", "port", "authority"),
     [
-        ("http://127.0.0.1:8000/v1/x", "127.0.0.1", 8000, "127.0.0.1:8000", "/v1/x"),
-        ("http://node-7.cluster", "node-7.cluster", 80, "node-7.cluster", "/"),
-        ("http://[::1]:81/x", "::1", 81, "[::1]:81", "/x"),
+        ("http://127.0.0.1:8000", "127.0.0.1", 8000, "127.0.0.1:8000"),
+        ("http://node-7.cluster", "node-7.cluster", 80, "node-7.cluster"),
+        ("http://[::1]:81", "::1", 81, "[::1]:81"),
     ],
 )
-def test_a_plain_address_is_taken_apart(url: str, host: str, port: int, authority: str, path: str) -> None:
-    target = target_of(url)
-    assert target is not None
-    assert (target.host, target.port, target.authority, target.path) == (host, port, authority, path)
+def test_the_place_of_a_plain_origin_is_known(origin: str, host: str, port: int, authority: str) -> None:
+    assert place_of(origin) == (host, port, authority)

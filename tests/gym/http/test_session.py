@@ -112,4 +112,4 @@ def test_nothing_is_kept_of_event_loops_that_are_gone() -> None:
 
     for _ in range(5):
         asyncio.run(call())
-    assert not _shared._open_ones
+    assert not _shared._by_loop

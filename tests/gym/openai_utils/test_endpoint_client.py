@@ -148,7 +148,7 @@ def test_request_without_a_response_times_out() -> None:
 
     with ScriptedEndpoint(script) as endpoint:
         client = NeMoGymAsyncOpenAI(endpoint.base_url, "k", request_timeout_s=0.1)
-        with pytest.raises(ServerUnreachableError, match=r"no answer in 0\.1 s"):
+        with pytest.raises(ServerUnreachableError, match=r"no response within 0\.1 s"):
             asyncio.run(client.create_response(model="m", input="x"))
 
 

@@ -5,16 +5,21 @@ import json
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from nemo_gym.client import Call
-from nemo_gym.http import FAILURE_KIND_HEADER, FAILURE_SERVER_HEADER, FAILURE_STATUS_HEADER, ClientResponse
-from nemo_gym.servers.asgi import Collector, local_scope, receive_body
+from nemo_gym.http import (
+    FAILURE_KIND_HEADER,
+    FAILURE_SERVER_HEADER,
+    FAILURE_STATUS_HEADER,
+    Call,
+    ClientResponse,
+)
 from nemo_gym.servers.direct_endpoint import compile_endpoints
 from nemo_gym.servers.hosted import HostedServer
 from tests.gym.servers.routes import SHARED, build
 from tests.gym.servers.serving import new_app
+from tests.support.asgi_transport import AsgiTransport
 
 PLAIN = build()
 HOSTED = HostedServer("it", build())
@@ -66,16 +71,10 @@ def seen(answer: ClientResponse) -> Answer:
     return answer.status, sorted(headers), answer._body
 
 
-async def by_asgi(app: Any, call: Call, fastapi: FastAPI) -> ClientResponse:
-    collector = Collector()
-    await app(local_scope(call, fastapi), receive_body(call.body), collector.send)
-    return ClientResponse(collector.status, tuple(collector.headers), b"".join(collector.body))
-
-
 async def plain_fastapi(call: Call) -> Answer | str:
     """FastAPI's own answer, or the exception that it leaves to its server."""
     try:
-        return seen(await by_asgi(PLAIN, call, PLAIN))
+        return seen(await AsgiTransport(PLAIN).send(call))
     except Exception as error:
         return repr(error)
 
@@ -83,9 +82,9 @@ async def plain_fastapi(call: Call) -> Answer | str:
 async def three_ways(call: Call) -> list[Answer]:
     """In this process; over HTTP; and, by a query that nobody asked for, through the application."""
     return [
-        seen(await HOSTED.call(call)),
-        seen(await by_asgi(HOSTED, call, HOSTED.app)),
-        seen(await HOSTED.call(call._replace(query="unused=1"))),
+        seen(await HOSTED.send(call)),
+        seen(await AsgiTransport(HOSTED).send(call)),
+        seen(await HOSTED.send(call._replace(query="unused=1"))),
     ]
 
 
@@ -152,7 +151,7 @@ def test_exactly_the_plain_routes_need_no_application() -> None:
 
 
 def test_validation_error_says_where_and_what() -> None:
-    answer = asyncio.run(HOSTED.call(call_for("/plain_item", b'{"price": 1}')))
+    answer = asyncio.run(HOSTED.send(call_for("/plain_item", b'{"price": 1}')))
     assert (answer.status, json.loads(answer._body)) == (
         422,
         {
@@ -164,7 +163,7 @@ def test_validation_error_says_where_and_what() -> None:
 
 
 def test_sync_endpoint_runs_off_the_event_loop() -> None:
-    answer = asyncio.run(HOSTED.call(call_for("/plain_sync", GOOD)))
+    answer = asyncio.run(HOSTED.send(call_for("/plain_sync", GOOD)))
     assert json.loads(answer._body) == {"off_the_loop": True, "name": "ann"}
 
 
@@ -175,7 +174,7 @@ def test_background_task_runs(path: str, done: str) -> None:
 
     async def run() -> ClientResponse:
         async with server.lifespan():
-            return await server.call(call_for(path, GOOD))
+            return await server.send(call_for(path, GOOD))
 
     assert (asyncio.run(run()).status, log) == (200, [done])
 
@@ -183,7 +182,7 @@ def test_background_task_runs(path: str, done: str) -> None:
 def test_response_object_that_several_requests_give_back_carries_no_other_callers_cookie() -> None:
     async def run() -> list[ClientResponse]:
         call = call_for("/plain_shared_response", GOOD)
-        return [await HOSTED.call(call) for _ in range(3)]
+        return [await HOSTED.send(call) for _ in range(3)]
 
     answers = asyncio.run(run())
     for answer in answers:
@@ -207,7 +206,7 @@ def test_handler_for_every_exception_is_used() -> None:
     async def run() -> list[Answer]:
         server = HostedServer("it", app)
         call = call_for("/fail", b"{}")
-        return [seen(await server.call(call)), seen(await server.call(call._replace(query="x=1")))]
+        return [seen(await server.send(call)), seen(await server.send(call._replace(query="x=1")))]
 
     direct, through = asyncio.run(run())
     assert direct == through == (599, [("content-type", "application/json")], b'{"handled":"no"}')
@@ -224,7 +223,7 @@ def test_route_with_a_path_parameter_that_comes_first_wins() -> None:
 
     app.post("/{name}")(any_name)
     app.post("/exact")(exact)
-    assert asyncio.run(HostedServer("it", app).call(call_for("/exact", b"")))._body == b'"any exact"'
+    assert asyncio.run(HostedServer("it", app).send(call_for("/exact", b"")))._body == b'"any exact"'
 
 
 def test_the_first_of_two_routes_with_one_path_wins() -> None:
@@ -238,4 +237,4 @@ def test_the_first_of_two_routes_with_one_path_wins() -> None:
 
     app.post("/same")(first)
     app.post("/same")(second)
-    assert asyncio.run(HostedServer("it", app).call(call_for("/same", b"")))._body == b'"first"'
+    assert asyncio.run(HostedServer("it", app).send(call_for("/same", b"")))._body == b'"first"'

@@ -234,7 +234,7 @@ def test_answer_that_is_no_object_is_refused_and_its_row_named() -> None:
 
 def test_row_that_takes_too_long_is_an_outage() -> None:
     async def use(gym: NemoGym) -> None:
-        with pytest.raises(GymTransportError, match=r"no answer to POST /run in 0\.05 s"):
+        with pytest.raises(GymTransportError, match=r"no response to POST /run within 0\.05 s"):
             await streamed(gym, row(0, takes_s=10))
 
     with_gym(use, row_timeout_s=0.05)

@@ -205,7 +205,7 @@ def test_agent_that_is_unreachable_gets_the_default_metrics_and_a_note(folder: P
     path = folder / "metrics.json"
     asyncio.run(write_aggregate_metrics(path, agents, client))
     (entry,) = json.loads(path.read_text())
-    assert "away: no answer from GET" in entry["note"]
+    assert "away: no response from GET" in entry["note"]
     assert entry["key_metrics"]["mean/reward"] == 1.0
 
 

@@ -16,8 +16,10 @@ from nemo_gym.http import (
     ClientResponse,
     RetryPolicy,
     request,
-    with_retries,
+    send_with_retries,
 )
+from nemo_gym.http.call import Call, parse_call
+from nemo_gym.http.retries import Clock
 from tests.gym.http.raw_server import answer, serving
 from tests.support.commands import free_port
 
@@ -25,6 +27,7 @@ QUICK = RetryPolicy(base_delay_s=0.001, statuses=MODEL_ENDPOINT.statuses)
 QUICK_CONNECT = RetryPolicy(base_delay_s=0.001)
 CUT_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"
 REFUSED = aiohttp.ClientConnectionError("refused")
+CALL = parse_call("POST", "http://127.0.0.1:1/v1/responses", json={})
 
 
 @dataclass
@@ -49,26 +52,32 @@ class Outcome:
     waits: list[float]
 
 
-def play(policy: RetryPolicy, *script: int | ClientResponse | Exception) -> Outcome:
-    """What becomes of a call whose tries end like this, the last ever after."""
-    time = FakeTime()
-    calls = 0
+@dataclass
+class ScriptedTransport:
+    """Every step is how one try ends; the last step repeats."""
 
-    async def send() -> ClientResponse:
-        nonlocal calls
-        step = script[min(calls, len(script) - 1)]
-        calls += 1
+    script: tuple[int | ClientResponse | Exception, ...]
+    calls: int = 0
+
+    async def send(self, call: Call) -> ClientResponse:
+        step = self.script[min(self.calls, len(self.script) - 1)]
+        self.calls += 1
         if isinstance(step, Exception):
             raise step
         return ClientResponse(step, (), b"") if isinstance(step, int) else step
 
+
+def play(policy: RetryPolicy, *script: int | ClientResponse | Exception) -> Outcome:
+    """The outcome of a call whose tries end like this."""
+    time, transport = FakeTime(), ScriptedTransport(script)
+
     async def run() -> ClientResponse | Exception:
         try:
-            return await with_retries(send, policy, sleep=time.sleep, clock=time.clock)
+            return await send_with_retries(transport, CALL, policy, clock=Clock(time.clock, time.sleep))
         except aiohttp.ClientError as error:
             return error
 
-    return Outcome(asyncio.run(run()), calls, time.waits)
+    return Outcome(asyncio.run(run()), transport.calls, time.waits)
 
 
 def status_of(outcome: Outcome) -> int:
@@ -188,14 +197,10 @@ def test_backoff_after_very_many_failures_is_the_longest_wait() -> None:
 
 
 def test_error_of_the_program_is_never_tried_again() -> None:
-    async def send() -> ClientResponse:
-        calls.append(1)
-        raise ValueError("a bug")
-
-    calls: list[int] = []
+    transport = ScriptedTransport((ValueError("a bug"),))
     with pytest.raises(ValueError, match="a bug"):
-        asyncio.run(with_retries(send, MODEL_ENDPOINT))
-    assert calls == [1]
+        asyncio.run(send_with_retries(transport, CALL, MODEL_ENDPOINT))
+    assert transport.calls == 1
 
 
 def test_refused_connection_is_tried_again_then_raised() -> None:
@@ -335,22 +340,23 @@ def test_answer_that_takes_too_long_is_a_timeout() -> None:
     asyncio.run(run())
 
 
-def test_endpoint_that_never_answers_is_given_up_at_the_deadline() -> None:
-    async def never() -> ClientResponse:
-        await asyncio.sleep(60)
-        raise AssertionError
+@dataclass
+class SlowTransport:
+    seconds: float
 
+    async def send(self, call: Call) -> ClientResponse:
+        await asyncio.sleep(self.seconds)
+        return ClientResponse(200, (), b"")
+
+
+def test_endpoint_that_never_responds_is_given_up_at_the_deadline() -> None:
     policy = RetryPolicy(total_s=0.05, statuses=MODEL_ENDPOINT.statuses)
     with pytest.raises(TimeoutError):
-        asyncio.run(with_retries(never, policy))
+        asyncio.run(send_with_retries(SlowTransport(60), CALL, policy))
 
 
 def test_one_call_between_our_servers_may_outlast_the_time_for_retries() -> None:
-    async def slow() -> ClientResponse:
-        await asyncio.sleep(0.1)
-        return ClientResponse(200, (), b"")
-
-    assert asyncio.run(with_retries(slow, RetryPolicy(total_s=0.01))).ok
+    assert asyncio.run(send_with_retries(SlowTransport(0.1), CALL, RetryPolicy(total_s=0.01))).ok
 
 
 def test_redirect_is_an_answer() -> None:

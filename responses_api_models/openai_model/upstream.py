@@ -1,7 +1,7 @@
-"""How a request gets to the endpoint: on the route that was called, or converted on the other one.
+"""Which route of the endpoint gets a request: that of its own API, or, converted, that of the other one.
 
-Invariant: a way that has once brought an answer is kept. Until then every request asks on its own route
-first; of those that find none there, one at a time tries the other, and the rest go by what it finds.
+Invariant: once a route has responded, it is kept. Until then every request goes to its own route first. If
+that is missing, one request at a time tries the other route, and the rest follow its result.
 """
 
 import asyncio
@@ -24,11 +24,12 @@ logger = logging.getLogger(__name__)
 
 Api = Literal["responses", "chat_completions"]
 Request = dict[str, Any]
-Answer = dict[str, Any]
-Ask = Callable[[Api, Request], Awaitable[Answer]]
+Completion = dict[str, Any]
+"""A model response or a chat completion."""
+CallEndpoint = Callable[[Api, Request], Awaitable[Completion]]
 
 _MISSING = (404, 405, 501)
-"""Statuses of a route that is not there; a 404 may just as well be about what was asked for."""
+"""Statuses of a missing route; a 404 may also be about what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,83 +38,83 @@ class Conversion:
 
     api: Api
     request: Callable[[Request], Request]
-    answer: Callable[[Answer, Request], Answer]
+    completion: Callable[[Completion, Request], Completion]
 
 
-def ways_to(
-    server_name: str, upstream: Literal["auto"] | Api, converter: ResponsesConverter, ask: Ask
-) -> dict[Api, "Way"]:
-    """The way of each route that is called; `upstream` says which API the endpoint has."""
+def upstream_routes(
+    server_name: str, upstream: Literal["auto"] | Api, converter: ResponsesConverter, call: CallEndpoint
+) -> dict[Api, "UpstreamRoute"]:
+    """Where the requests of each API go; `upstream` says which API the endpoint has."""
     to_chat = Conversion("chat_completions", converter.chat_request, converter.response)
     to_responses = Conversion(
-        "responses", converter.responses_request, lambda answer, _: converter.chat_completion(answer)
+        "responses", converter.responses_request, lambda response, _: converter.chat_completion(response)
     )
-    ways: dict[Api, Way] = {
-        "responses": Way(server_name, "responses", to_chat, ask),
-        "chat_completions": Way(server_name, "chat_completions", to_responses, ask),
+    routes: dict[Api, UpstreamRoute] = {
+        "responses": UpstreamRoute(server_name, "responses", to_chat, call),
+        "chat_completions": UpstreamRoute(server_name, "chat_completions", to_responses, call),
     }
     if upstream != "auto":
-        for api, way in ways.items():
-            way.is_converting = api != upstream
-    return ways
+        for api, route in routes.items():
+            route.is_converting = api != upstream
+    return routes
 
 
-class Way:
-    """The way of the requests of one route."""
+class UpstreamRoute:
+    """Where the requests of one API go."""
 
-    def __init__(self, server_name: str, api: Api, conversion: Conversion, ask: Ask) -> None:
+    def __init__(self, server_name: str, api: Api, conversion: Conversion, call: CallEndpoint) -> None:
         self.is_converting: bool | None = None
         """Whether requests go to the other API; None: not known yet."""
         self._server_name = server_name
         self._api = api
         self._conversion = conversion
-        self._ask = ask
+        self._call = call
         self._trial = asyncio.Lock()
         self._failed_trials = 0
         self._refusal: ClientResponse | None = None
-        """What the other route refused the newest trial with, if it is there."""
+        """The error of the other route in the newest trial, if that route exists."""
         self._is_other_broken = False
-        """Whether the newest trial ended without a response that says if the other route is there."""
+        """Whether the newest trial ended without a response that says if the other route exists."""
         self._has_responded = False
 
-    async def answer(self, request: Request) -> Answer:
-        """The endpoint's answer, in the format of the route that was called."""
+    async def generate(self, request: Request) -> Completion:
+        """The endpoint's completion, in the API of the request."""
         try:
             if self.is_converting:
-                answer = await self._converted(request)
+                completion = await self._converted(request)
             elif self.is_converting is False:
-                answer = await self._ask(self._api, request)
+                completion = await self._call(self._api, request)
             else:
-                answer = await self._first(request)
+                completion = await self._first(request)
         except EndpointError as error:
-            if self._has_responded and _may_be_about_route(error):  # but the route is there
+            if self._has_responded and _may_be_about_route(error):  # but the route exists
                 raise error.with_kind(FailureKind.DATA) from error
             raise
         self._has_responded = True
-        return answer
+        return completion
 
-    async def _first(self, request: Request) -> Answer:
-        """A request while it is not known which routes there are."""
+    async def _first(self, request: Request) -> Completion:
+        """A request while it is not known which routes the endpoint has."""
         try:
-            answer = await self._ask(self._api, request)
+            completion = await self._call(self._api, request)
         except aiohttp.ClientResponseError as error:
             if not is_missing_route(error):
                 raise
             return await self._try_other(request, error)
         if self.is_converting is None:
             self.is_converting = False
-        return answer
+        return completion
 
-    async def _converted(self, request: Request) -> Answer:
+    async def _converted(self, request: Request) -> Completion:
         converted_request, began = self._conversion.request(request), time.time()
-        answer = await self._ask(self._conversion.api, converted_request)
-        converted = self._conversion.answer(answer, request)
-        if self._api == "responses":  # Chat Completions knows one time, in whole seconds
+        completion = await self._call(self._conversion.api, converted_request)
+        converted = self._conversion.completion(completion, request)
+        if self._api == "responses":  # Chat Completions has one time, in whole seconds
             converted |= {"created_at": began, "completed_at": time.time()}
-        return OddJson(converted) if type(answer) is OddJson else converted
+        return OddJson(converted) if type(completion) is OddJson else converted
 
-    async def _try_other(self, request: Request, missing: aiohttp.ClientResponseError) -> Answer:
-        """`missing` is what the route itself answered; it stands where the other brings nothing."""
+    async def _try_other(self, request: Request, missing: aiohttp.ClientResponseError) -> Completion:
+        """`missing` is the error of the own route, raised if the other one does not respond either."""
         failed_before = self._failed_trials
         async with self._trial:
             if self.is_converting is None and self._failed_trials == failed_before:
@@ -122,10 +123,10 @@ class Way:
             raise self._failure(missing)
         return await self._converted(request)
 
-    async def _one_trial(self, request: Request, missing: aiohttp.ClientResponseError) -> Answer:
+    async def _one_trial(self, request: Request, missing: aiohttp.ClientResponseError) -> Completion:
         try:
-            answer = await self._converted(request)
-        except RequestFormatError:  # the other route was not asked, so it may be there
+            completion = await self._converted(request)
+        except RequestFormatError:  # the other route was not called, so it may exist
             raise _with_kind(missing, FailureKind.DATA) from None
         except aiohttp.ClientResponseError as error:
             self._failed_trials += 1
@@ -138,15 +139,15 @@ class Way:
             raise
         self.is_converting = True
         logger.warning(
-            "%s: the endpoint answers %d on its %s route; from now on such requests are converted and go to "
-            "its %s route (upstream_api: %s says so from the start)",
+            "%s: the endpoint responds with %d on its %s route; from now on such requests are converted and "
+            "go to its %s route (set upstream_api: %s to convert from the start)",
             self._server_name,
             missing.status,
             self._api,
             self._conversion.api,
             self._conversion.api,
         )
-        return answer
+        return completion
 
     def _failure(self, missing: aiohttp.ClientResponseError) -> aiohttp.ClientResponseError:
         if self._refusal is not None:
@@ -157,10 +158,10 @@ class Way:
     def _both(
         self, missing: aiohttp.ClientResponseError, error: aiohttp.ClientResponseError
     ) -> ClientResponse:
-        """With the status of the route that is there."""
+        """An error with the status of the route that exists."""
         text = (
             f"the endpoint's {self._conversion.api} route: {error.message} "
-            f"(its {self._api} route answered {missing.status}: {missing.message})"
+            f"(its {self._api} route responded with {missing.status}: {missing.message})"
         )
         return ClientResponse(error.status, (), json.dumps({"error": {"message": text}}).encode())
 

@@ -1,0 +1,33 @@
+"""aiohttp: for every call over HTTP that the plain client cannot send, or must not."""
+
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from nemo_gym.http.call import Call
+from nemo_gym.http.response import ClientResponse
+
+_LARGE = 2**20
+"""Bytes from which aiohttp wants a body as a file, to write it piece by piece."""
+
+
+class AiohttpTransport:
+    """Sends calls through the shared session of one event loop."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
+
+    async def send(self, call: Call) -> ClientResponse:
+        """Send a call. A redirect is a response like any other, as it is in one process."""
+        data = BytesIO(call.body) if len(call.body) >= _LARGE else call.body or None
+        options: dict[str, Any] = {"data": data, "allow_redirects": False, **call.aiohttp_options}
+        if "data" not in call.aiohttp_options:
+            options.setdefault("skip_auto_headers", ("Content-Type",))  # the call has it, if there is one
+        url, headers = URL(call.url, encoded=True), CIMultiDict(call.wire_headers())
+        async with self.session.request(call.method, url, headers=headers, **options) as response:
+            body = await response.read()
+            received = tuple(response.headers.items())
+            return ClientResponse(response.status, received, body, method=call.method, url=call.url)

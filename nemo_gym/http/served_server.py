@@ -1,0 +1,52 @@
+"""A server in a process of its own: its address, and the transport that sends calls there."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from nemo_gym.activity import ROLLOUT_HEADER, current_activity
+from nemo_gym.failures import Boundary
+from nemo_gym.http.call import Call
+from nemo_gym.http.response import ClientResponse, Cookies
+from nemo_gym.http.retries import CONNECT_ONLY, send_with_retries
+from nemo_gym.http.session import http_transport
+from nemo_gym.http.unreachable import reports_unreachable
+from nemo_gym.session_cookies import parse_session_cookie
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server listens: one URL for each of its workers."""
+
+    urls: tuple[str, ...]
+    cookie_name: str
+    turns: "count[int]" = field(default_factory=count)
+    """Numbers the sessions, so that each begins on the next worker."""
+
+    def url(self, cookies: Cookies) -> str:
+        """The worker that holds the session; if there is no session yet, the next worker."""
+        if len(self.urls) == 1:
+            return self.urls[0]
+        cookie = parse_session_cookie(cookies.get(self.cookie_name))
+        worker = None if cookie is None else cookie.worker
+        return self.urls[(next(self.turns) if worker is None else worker) % len(self.urls)]
+
+
+class ServedServer:
+    """Sends calls to a server in another process, with the rollout they belong to as a header."""
+
+    def __init__(self, name: str, address: ServerAddress) -> None:
+        self.name = name
+        self.address = address
+
+    async def send(self, call: Call) -> ClientResponse:
+        headers = call.headers
+        activity = current_activity.get()
+        if activity is not None:
+            others = [pair for pair in headers if pair[0].lower() != ROLLOUT_HEADER]
+            headers = (*others, (ROLLOUT_HEADER, activity.header()))
+        # The client that was asked for the call enforces its timeout.
+        sent = call._replace(origin=self.address.url(call.cookies), headers=headers, timeout_s=None)
+        with reports_unreachable(self.name, sent, Boundary.CALL):
+            response = await send_with_retries(http_transport(sent), sent, CONNECT_ONLY)
+        response.url = self.name + call.path  # as in one process: a port means nothing to the caller
+        return response

@@ -1,0 +1,37 @@
+"""Connection errors of a call as a ServerUnreachableError that says which call it was."""
+
+from types import TracebackType
+
+import aiohttp
+from yarl import URL
+
+from nemo_gym.failures import Boundary, kind_of_exception
+from nemo_gym.http.call import Call
+from nemo_gym.http.response import ServerUnreachableError
+
+_CONNECTION_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
+"""TimeoutError is an OSError."""
+
+
+class reports_unreachable:
+    """`with reports_unreachable("server", call, boundary):` around the sending of a call over HTTP."""
+
+    __slots__ = ("_boundary", "_call", "_server")
+
+    def __init__(self, server: str, call: Call, boundary: Boundary) -> None:
+        self._server = server
+        self._call = call
+        self._boundary = boundary
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _CONNECTION_ERRORS) and not isinstance(error, ServerUnreachableError):
+            where = URL(self._call.url, encoded=True).with_user(None).with_query(None)
+            reason = str(error) or type(error).__name__
+            message = f"no response from {self._call.method} {where}: {reason}"
+            failure_kind = kind_of_exception(error, self._boundary)
+            raise ServerUnreachableError(self._server, message, failure_kind) from error

@@ -1,0 +1,82 @@
+"""What lies between the dispatch of a rollout and the socket that carries its model call."""
+
+import asyncio
+import asyncio.selector_events
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import nemo_gym
+from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from scripts.scripted_endpoint import ScriptedEndpoint
+from tests.support.commands import ROOT
+from tests.support.players import play
+
+MOST_FRAMES = 16
+PUBLISHED = {"run", "responses", "post", "request"}
+OURS = ("nemo_gym", "resources_servers", "responses_api_agents", "responses_api_models")
+CALCULATOR = "resources_servers/calculator/configs/calculator.yaml"
+MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
+MODEL_APP = str(ROOT / "responses_api_models/openai_model/app.py")
+
+Stack = list[CodeType]
+
+
+def stack_of_task(frame: FrameType | None) -> Stack:
+    """Our functions on the stack, the innermost first, out to where the event loop runs the task."""
+    stack = []
+    while frame is not None and Path(frame.f_code.co_filename).name != "events.py":
+        if frame.f_code.co_filename.startswith(tuple(f"{ROOT / folder}/" for folder in OURS)):
+            stack.append(frame.f_code)
+        frame = frame.f_back
+    return stack
+
+
+def stacks_at_the_socket(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Stack]:
+    """The stack at every write of a model call, while one task of the calculator is played."""
+    stacks: list[Stack] = []
+    transport: Any = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    for name in ("write", "writelines"):
+        real = getattr(transport, name)
+
+        def write(self: Any, data: Any, real: Any = real) -> None:
+            stacks.append(stack_of_task(sys._getframe(1)))
+            real(self, data)
+
+        monkeypatch.setattr(transport, name, write)
+    config = RolloutCollectionConfig(
+        agent_name="calculator_simple_agent",
+        input_jsonl_fpath=str(ROOT / "resources_servers/calculator/data/example.jsonl"),
+        output_jsonl_fpath=str(folder / "rollouts.jsonl"),
+        limit=1,
+    )
+
+    async def collect(servers: dict[str, Any]) -> Any:
+        async with nemo_gym.open_servers([CALCULATOR, MODEL], servers):
+            return await RolloutCollectionHelper().run_from_config(config)
+
+    with ScriptedEndpoint(play) as endpoint:
+        [rollout] = asyncio.run(collect({**endpoint.settings, **settings}))
+    assert rollout["reward"] == 1.0
+    return [stack for stack in stacks if any(code.co_filename == MODEL_APP for code in stack)]
+
+
+@pytest.mark.parametrize("upstream", ["auto", "responses"])
+def test_a_model_call_is_few_frames_deep_and_no_two_functions_share_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upstream: str
+) -> None:
+    settings = {"policy_model.responses_api_models.openai_model.upstream_api": upstream}
+    stacks = stacks_at_the_socket(tmp_path, monkeypatch, **settings)
+    assert len(stacks) == 2  # the call of the tool, and the final message
+    for stack in stacks:
+        shown = "\n".join(f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}" for code in stack)
+        assert len(stack) <= MOST_FRAMES, f"{len(stack)} frames:\n{shown}"
+        functions = defaultdict(set)
+        for code in stack:
+            functions[code.co_name].add(code)
+        twins = {name for name, codes in functions.items() if len(codes) > 1}
+        assert not twins - PUBLISHED, f"{sorted(twins)} in:\n{shown}"
