@@ -3,11 +3,9 @@
 import asyncio
 import logging
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException
 from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
@@ -20,7 +18,8 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.openai_utils.data import takes_data
-from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, ResponsesConverter
+from nemo_gym.responses_converter import ResponsesConverter
+from responses_api_models.openai_model.conversion_errors import conversion_errors
 from responses_api_models.openai_model.upstream import Api, Request, UpstreamRoute, upstream_routes
 
 logger = logging.getLogger(__name__)
@@ -47,24 +46,6 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     """Longest time of one request to the endpoint, retries included; None: 3600 s, for long generations."""
     max_tries: int = Field(default=3, ge=1)
     """Most calls for one request that fails; responses with status 429 are not counted."""
-
-
-class _ConversionErrors:
-    """Turns errors of the conversion between APIs into the statuses that the caller gets."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, RequestFormatError):
-            raise HTTPException(400, str(error)) from error
-        if isinstance(error, ResponseFormatError):
-            raise HTTPException(502, f"the endpoint's response cannot be read: {error}") from error
-
-
-conversion_errors = _ConversionErrors()
 
 
 class OpenAIModel(SimpleResponsesAPIModel):
