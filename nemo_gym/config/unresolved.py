@@ -24,13 +24,16 @@ class Needs:
 
     keys: list[str] = field(default_factory=list)
     variables: list[str] = field(default_factory=list)
+    circle: list[Path] = field(default_factory=list)
+    """The paths of the first circle of references, its start repeated at the end."""
 
 
 def unmet_needs(root: dict[str, Any], path: Path, text: str) -> Needs:
     """What the interpolations of a text at this path need and do not find."""
     search = _Search(root)
     search.follow_parts(search.follow_text(path, text))
-    return Needs(list(dict.fromkeys(search.needs.keys)), list(dict.fromkeys(search.needs.variables)))
+    needs = search.needs
+    return Needs(list(dict.fromkeys(needs.keys)), list(dict.fromkeys(needs.variables)), needs.circle)
 
 
 @dataclass(frozen=True)
@@ -45,22 +48,38 @@ class _Search:
         self._root = root
         self._followed: dict[Path, _Found | None] = {}
         self._containers: set[Path] = set()
+        self._open: list[Path] = []
+        """The references and containers that are being followed, outermost first."""
 
     def follow_text(self, path: Path, text: str) -> _Found | None:
         """Follow all references in a text; returns the target if the text is one reference that has one."""
+        if self._is_circle(path):
+            return None
         if path not in self._followed:
-            self._followed[path] = None  # in a circle, until it is known
+            self._open.append(path)
             self._followed[path] = self._follow(path, text)
+            self._open.pop()
         return self._followed[path]
 
     def follow_parts(self, found: _Found | None) -> None:
         """A reference to a container needs everything in it."""
-        if found is None or not isinstance(found.value, dict | list) or found.path in self._containers:
+        if found is None or not isinstance(found.value, dict | list) or self._is_circle(found.path):
+            return
+        if found.path in self._containers:
             return
         self._containers.add(found.path)
         parts = found.value.items() if isinstance(found.value, dict) else enumerate(found.value)
+        self._open.append(found.path)
         for key, part in parts:
             self.follow_parts(self._entered((*found.path, key), part))
+        self._open.pop()
+
+    def _is_circle(self, path: Path) -> bool:
+        """Whether this path is already being followed; the first time, record the circle."""
+        if path not in self._open:
+            return False
+        self.needs.circle = self.needs.circle or [*self._open[self._open.index(path) :], path]
+        return True
 
     def _follow(self, path: Path, text: str) -> _Found | None:
         while match := _INNERMOST.search(text):

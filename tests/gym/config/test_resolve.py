@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -77,14 +79,38 @@ def test_one_missing_value_reads_as_one() -> None:
         resolve({"a": "???"})
 
 
-@pytest.mark.parametrize("values", [{"a": "${a}"}, {"a": "${b}", "b": "x${a}"}, {"a": {"b": "${a}"}}])
-def test_circle_is_named(values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"circle: .*a.* -> "):
+@pytest.mark.parametrize(
+    ("values", "circle"),
+    [
+        ({"a": "${a}"}, "a -> a"),
+        ({"a": "${b}", "b": "x${a}"}, "a -> b -> a"),
+        ({"a": {"b": "${a}"}}, "a -> a"),
+        ({"a": {"b": "${c}"}, "c": {"d": "${a}"}}, "c -> a -> c"),
+    ],
+)
+def test_circular_interpolation_is_an_error_that_shows_the_circle(
+    values: dict[str, Any], circle: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^circular interpolation: {circle}; remove one"):
         resolve(values)
 
 
-def test_text_that_is_no_interpolation_is_reported_with_its_key() -> None:
-    with pytest.raises(ConfigSyntaxError, match=r"a\.b: .*\$\{x.*not an interpolation; write \$\{key\}"):
+def test_data_without_interpolations_does_not_load_omegaconf() -> None:
+    code = (
+        "import sys; from nemo_gym.config.resolve import resolve\n"
+        "assert resolve({'a': {'b': [1, 'text', None]}}) == {'a': {'b': [1, 'text', None]}}\n"
+        "assert 'omegaconf' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_key_that_omegaconf_does_not_accept_is_an_error_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="Incompatible key type"):
+        resolve({"a": "${b}", "b": 1, None: 2})  # type: ignore[dict-item]
+
+
+def test_invalid_interpolation_is_reported_with_its_key() -> None:
+    with pytest.raises(ConfigSyntaxError, match=r"a\.b: .*\$\{x.*not a valid interpolation; write \$\{key\}"):
         resolve({"a": {"b": "p${x"}})
 
 
