@@ -1,1 +1,1 @@
-"""What is made of collected rollouts: other forms of them, and what they say."""
+"""Analysis of rollouts files: export to other formats, comparison of runs, profiles and reports."""

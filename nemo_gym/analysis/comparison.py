@@ -1,7 +1,7 @@
-"""Two runs of the same tasks: what differs between them, by how much, and whether chance explains it.
+"""Comparison of two runs of the same tasks: what differs, by how much, and whether chance explains it.
 
-Invariant: a difference is B less A, over the tasks that have a value in both, each of which counts once,
-however many rollouts it has. Of the files nothing is kept but numbers and places.
+Invariant: a difference is B minus A over the tasks that have a value in both runs. Each task counts once,
+however many rollouts it has. Only numbers and file offsets are kept in memory.
 """
 
 import math
@@ -26,7 +26,7 @@ from nemo_gym.terminal import counted, one_line
 
 T_TEST = "paired t test over tasks"
 SIGN_TEST = "sign test over tasks"
-"""Where all tasks differ by the same, which leaves a t test no error to go by."""
+"""Used if all tasks differ by the same amount: a t test then has no standard error."""
 SIGNIFICANT = 0.05
 TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 DEFAULT_MOST_FLIPS = 20
@@ -34,7 +34,7 @@ DEFAULT_MOST_FLIPS = 20
 Verdict = Literal["a_higher", "b_higher", "no_difference_shown", "unknown"]
 
 _ROUNDING = 1e-12
-"""Of a value: what may lie between two means that are the same."""
+"""Relative difference up to which two means count as equal."""
 _MOST_FIELDS = 20
 _TIME = {"time", "duration", "latency", "elapsed"}
 _UNITS_OF_TIME = {"s", "ms", "sec", "secs", "seconds", "minutes"}
@@ -42,16 +42,16 @@ _UNITS_OF_TIME = {"s", "ms", "sec", "secs", "seconds", "minutes"}
 
 @dataclass(frozen=True)
 class Summary:
-    """A field in one run."""
+    """One field in one run."""
 
     mean: float
-    """Over the paired tasks, of the mean of each."""
+    """Mean over the paired tasks of the mean of each task."""
     ci95_low: float | None
     ci95_high: float | None
     rollouts: int
-    """Those of the paired tasks that have a value."""
+    """Rollouts of the paired tasks that have a value."""
     total: float
-    """Over all rollouts of the agent, those of other tasks too."""
+    """Sum over all rollouts of the agent, including those of unpaired tasks."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,24 @@ class FieldComparison:
 
     name: str
     tasks: int
-    """That have a value in both."""
+    """Tasks that have a value in both runs."""
     a: Summary
     b: Summary
     difference: float
     std_err: float | None
     ci95_low: float | None
-    """Of the difference; None where there is one task, or all differ by the same."""
+    """Interval of the difference; None if there is one task, or if all tasks differ by the same amount."""
     ci95_high: float | None
     p_value: float | None
-    """Two-sided; None where there is one task."""
+    """Two-sided; None if there is one task."""
     method: str | None
-    """Of the p-value."""
+    """The test that gave the p-value."""
     p_value_holm: float | None = None
-    """After Holm's correction for the number of fields; None for the metric that was asked for."""
+    """After Holm's correction for the number of fields; None for the requested metric."""
 
 
 class Flip(NamedTuple):
-    """A task on one side of the middle in A and on the other in B."""
+    """A task whose mean is on one side of the midpoint in A and on the other side in B."""
 
     task: int
     a_mean: float
@@ -86,49 +86,49 @@ class Flip(NamedTuple):
     b_rollouts: int
     change: float
     prompt: str
-    """Its beginning, in one line of printable characters; nothing where it is not at hand."""
+    """The start of the prompt, as one line of printable characters; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Flips:
-    """What became of each task."""
+    """How the task means changed from A to B."""
 
     middle: float
-    """From here on the mean of a task counts as solved."""
+    """A task counts as solved if its mean is at least this."""
     regression_count: int
     improvement_count: int
     unchanged_count: int
-    """Tasks with the same mean in both."""
+    """Tasks with the same mean in both runs."""
     other_count: int
-    """Tasks whose mean changed without crossing the middle."""
+    """Tasks whose mean changed without crossing the midpoint."""
     regressions: list[Flip]
-    """Solved in A, not in B: the largest changes first, no more than were asked for."""
+    """Solved in A but not in B, largest change first, at most the requested number."""
     improvements: list[Flip]
 
 
 @dataclass(frozen=True)
 class AgentComparison:
-    """An agent in both runs, or the only one of each."""
+    """One agent in both runs, or the only agent of each run."""
 
     agent_a: str
     agent_b: str
     verdict: Verdict
     metric: FieldComparison
     only_in_a: int
-    """Tasks that B has no rollout of."""
+    """Tasks without a rollout in B."""
     only_in_b: int
     without_value: int
-    """Tasks that are in both, in one of them without the metric."""
+    """Tasks in both runs that lack the metric in one of them."""
     flips: Flips
     costs: list[FieldComparison]
-    """Tokens, then what looks like time."""
+    """Token counts, then fields whose names suggest a time."""
     fields: list[FieldComparison]
-    """All others that are in both."""
+    """All other fields that are in both runs."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare_runs` found."""
+    """The result of `compare_runs`."""
 
     a_fpath: Path
     b_fpath: Path
@@ -141,7 +141,7 @@ class Comparison:
     warnings: list[str]
 
     def as_data(self) -> dict[str, Any]:
-        """The same for JSON: a number that it cannot say is null."""
+        """The comparison as JSON data: NaN and infinity become null."""
         data: dict[str, Any] = _plain(self)
         return data
 
@@ -155,10 +155,10 @@ def compare_runs(
     most_flips: int = DEFAULT_MOST_FLIPS,
     bad_lines: BadLines | None = None,
 ) -> Comparison:
-    """Compare two files of rollouts, task by task.
+    """Compare two rollouts files, task by task.
 
-    Agents are paired by name; where each file has one, they are paired whatever their names. Of the flipped
-    tasks `most_flips` are listed in either direction.
+    Agents are paired by name; if each file has a single agent, these two are paired whatever their names.
+    At most `most_flips` flipped tasks are listed in each direction.
     """
     a, b = Path(a), Path(b)
     bad_lines = BadLines() if bad_lines is None else bad_lines
@@ -188,7 +188,7 @@ def compare_runs(
 
 @dataclass(frozen=True)
 class _Run:
-    """One file."""
+    """One rollouts file."""
 
     path: Path
     columns: Mapping[str, Columns]
@@ -201,9 +201,9 @@ class _Run:
         if agent_name is None:
             return cls(path, found.columns, found.index)
         if agent_name not in found.columns:
-            there = ", ".join(map(one_line, sorted(found.columns))) or "none"
+            known = ", ".join(map(one_line, sorted(found.columns))) or "none"
             raise InputError(
-                f"{path}: no rollout of agent {agent_name!r}; choose one of those there: {there}"
+                f"{path}: no rollout of agent {agent_name!r}; choose an agent of this file: {known}"
             )
         return cls(path, {agent_name: found.columns[agent_name]}, found.index)
 
@@ -214,12 +214,12 @@ class _Run:
 
     def __str__(self) -> str:
         sizes = {agent: len(set(columns.tasks)) for agent, columns in sorted(self.columns.items())}
-        told = [f"{counted(size, 'task')} of {one_line(agent)}" for agent, size in sizes.items()]
-        return f"{self.path} ({', '.join(told) or 'no rollouts'})"
+        counts = [f"{counted(size, 'task')} of {one_line(agent)}" for agent, size in sizes.items()]
+        return f"{self.path} ({', '.join(counts) or 'no rollouts'})"
 
 
 class _Paired(NamedTuple):
-    """A field of the tasks that have a value in both runs."""
+    """One field for the tasks that have a value in both runs."""
 
     tasks: Places
     a_means: Floats
@@ -228,7 +228,7 @@ class _Paired(NamedTuple):
     b_counts: Floats
 
     def changes(self) -> Floats:
-        """B less A of each task; what is but rounding is none."""
+        """B minus A for each task; rounding errors are set to 0."""
         with np.errstate(all="ignore"):
             changes = self.b_means - self.a_means
             sizes = np.maximum(np.abs(self.a_means), np.abs(self.b_means))
@@ -253,7 +253,7 @@ class _Side:
         self.tasks = self._by_task.tasks()
 
     def per_task(self, name: str, places: Places) -> _PerTask:
-        """Of the tasks at these places."""
+        """Mean and count for the tasks at these positions."""
         ordered = self._by_task.ordered(self.columns.values(name))
         is_present = ~np.isnan(ordered)
         ordered[~is_present] = 0.0
@@ -272,7 +272,7 @@ class _Side:
 
 
 class _Pairing:
-    """An agent of each run, and the tasks that are in both."""
+    """One agent of each run, and the tasks that both have."""
 
     def __init__(self, agent_a: str, a: Columns, agent_b: str, b: Columns) -> None:
         self.agent_a, self.agent_b = agent_a, agent_b
@@ -286,12 +286,12 @@ class _Pairing:
         return " and ".join(map(one_line, names))
 
     def names(self) -> list[str]:
-        """The fields that are in both."""
+        """The fields that both runs have."""
         in_b = set(self.b.columns.names)
         return [name for name in self.a.columns.names if name in in_b]
 
     def values(self, name: str) -> _Paired | None:
-        """None where no task has it in both."""
+        """The paired values of a field; None if no task has it in both runs."""
         a, b = self.a.per_task(name, self._a_places), self.b.per_task(name, self._b_places)
         both = (a.counts > 0) & (b.counts > 0)
         if not both.any():
@@ -303,7 +303,7 @@ class _Pairing:
         return all(bool(((part == 0.0) | (part == 1.0)).all()) for part in parts)
 
     def middle(self, name: str) -> float:
-        """Half way between the least and the largest value; with 0 and 1 it is 0.5 whichever there are."""
+        """Halfway between the smallest and the largest value; always 0.5 for a field of 0 and 1."""
         if self.is_binary(name):
             return 0.5
         a, b = self.a.present(name), self.b.present(name)
@@ -345,7 +345,7 @@ def _nothing_to_compare(a: _Run, b: _Run, metric: str, pairings: Sequence[_Pairi
         known = {name for side in sides for name in side.columns.names}
         if sides and metric not in known:
             return _no_such_field(run.path, metric, known)
-    with_metric = f" with a {metric!r} in both" if any(len(pairing.tasks) for pairing in pairings) else ""
+    with_metric = f" with {metric!r} in both runs" if any(len(pairing.tasks) for pairing in pairings) else ""
     return InputError(f"{a} and {b} have no task in common{with_metric}; compare runs of the same input")
 
 
@@ -354,10 +354,10 @@ def _no_such_field(path: Path, metric: str, known: set[str]) -> InputError:
     close = close_matches(metric, names)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     more = f" and {len(names) - _MOST_FIELDS} more" if len(names) > _MOST_FIELDS else ""
-    there = ", ".join(names[:_MOST_FIELDS]) or "none"
+    listed = ", ".join(names[:_MOST_FIELDS]) or "none"
     return InputError(
-        f"{path}: no rollout has a number {metric!r}; {hint}choose one of those there with +metric=<name>: "
-        f"{there}{more}"
+        f"{path}: no rollout has a numeric field {metric!r}; {hint}choose one with +metric=<name>: "
+        f"{listed}{more}"
     )
 
 
@@ -366,7 +366,7 @@ def _warnings(
 ) -> list[str]:
     done = {one.agent_a for one in compared}
     left_out = [
-        f"{pairing} is left out: no task has {one_line(metric)} in both"
+        f"{pairing} is left out: no task has {one_line(metric)} in both runs"
         for pairing in pairings
         if pairing.agent_a not in done
     ]
@@ -419,7 +419,7 @@ def _is_time(name: str) -> bool:
 
 
 def _corrected(compared: Sequence[FieldComparison]) -> list[FieldComparison]:
-    """With p-values that hold for all of them together (Holm)."""
+    """The comparisons with p-values corrected for their number (Holm)."""
     tested = {place: one.p_value for place, one in enumerate(compared) if one.p_value is not None}
     corrected, floor = list(compared), 0.0
     for done, place in enumerate(sorted(tested, key=tested.__getitem__)):
@@ -452,7 +452,7 @@ def _flips(values: _Paired, middle: float, most: int, rows: Rows) -> Flips:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value as JSON data."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Flip):

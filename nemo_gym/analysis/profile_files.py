@@ -1,7 +1,7 @@
-"""The profile of each task's rewards: from the files of a run to two files beside them.
+"""Reads the files of a run and writes the reward profile of each task beside them.
 
-Invariant: what is held is the key and place of each row and the numbers of each rollout, never a row or a
-transcript; the files are whole, or as they were before.
+Invariant: memory holds the key and offset of each row and the numbers of each rollout, never a row or a
+transcript. The written files are complete or unchanged.
 """
 
 import json
@@ -51,22 +51,22 @@ _REWARD = "reward"
 
 
 class AgentRewards(NamedTuple):
-    """What one agent's rollouts came to."""
+    """The rewards of one agent."""
 
     tasks: int
     rollouts: int
     reward: Estimate | None
-    """None where no rollout has one."""
+    """None if no rollout has a reward."""
     metrics: Record
-    """As in the file."""
+    """The metrics as written to the file."""
 
 
 @dataclass(frozen=True)
 class ProfiledRewards:
-    """What was written, and what it comes to."""
+    """The written files and a summary of their content."""
 
     summary: dict[str, int]
-    """As `profile_completion_summary` counts."""
+    """The counts of `profile_completion_summary`."""
     agents: list[AgentRewards]
     difficulty: Difficulty
     groups_path: Path
@@ -76,8 +76,8 @@ class ProfiledRewards:
 def profile_rewards(config: RewardProfileConfig, bad_lines: BadLines | None = None) -> ProfiledRewards:
     """Profile the rollouts of a run and write the profile beside them.
 
-    `bad_lines` says what becomes of lines that are no rows or no rollouts, of a key that stands a second
-    time, and of rollouts by another agent than their task's.
+    `bad_lines` decides about lines that are not rows or rollouts, lines that repeat a key, and rollouts by
+    another agent than the one of their task.
     """
     bad_lines = BadLines() if bad_lines is None else bad_lines
     source = _Source(expand(config.materialized_inputs_jsonl_fpath), expand(config.rollouts_jsonl_fpath))
@@ -89,14 +89,14 @@ def profile_rewards(config: RewardProfileConfig, bad_lines: BadLines | None = No
 
 
 class _Source:
-    """The two files that are read."""
+    """The two input files."""
 
     def __init__(self, materialized: Path, rollouts: Path) -> None:
         self.materialized = materialized
         self.rollouts = rollouts
         self.rows = Rows()
         self.offsets = array("q")
-        """Where each row stands."""
+        """Offset of each row."""
 
     def refuse_paths(self) -> None:
         if not self.rollouts.exists():
@@ -115,7 +115,7 @@ class _Source:
             raise InputError(f"{self.materialized}: no such file; {hint}")
         if self.rollouts.samefile(self.materialized):
             raise ConfigError(
-                f"{self.rollouts}: named as the rollouts and as the materialized inputs; they are two files"
+                f"{self.rollouts}: given as both rollouts and materialized inputs; these are two files"
             )
 
     def read_rows(self, bad_lines: BadLines) -> None:
@@ -133,7 +133,7 @@ class _Source:
             raise _unreadable(self.materialized, error) from error
 
     def join(self, bad_lines: BadLines) -> tuple[Found, Join]:
-        """The rollouts, and how they fit the rows; those by another agent than their task's are left out."""
+        """The rollouts joined with the rows, without rollouts by another agent than that of their task."""
         found = find_rollouts(self.rollouts, bad_lines)
         join = _join(self.rows, found)
         self._take_repeats(join, bad_lines)
@@ -158,7 +158,7 @@ class _Source:
             )
 
     def _without(self, odd: set[int], extra: set[int], join: Join, bad_lines: BadLines) -> Found:
-        """The rollouts once more, without some that have no row or are by another agent than their task's."""
+        """Read the rollouts again without those that have no row or are by the wrong agent."""
         found = Found()
         intakes: defaultdict[str, Intake] = defaultdict(lambda: Intake(Columns()))
         for line, record, key, agent in read_rollouts(
@@ -178,7 +178,7 @@ class _Source:
             return f"rollout {key} without a row in {self.materialized}; remove the line"
         owner = one_line(join.agent(key.task))
         return (
-            f"mixed agents: rollout {key} is by {one_line(agent)}, task {key.task} is {owner}'s; "
+            f"mixed agents: rollout {key} is by {one_line(agent)}, task {key.task} belongs to {owner}; "
             "remove the line"
         )
 
@@ -198,7 +198,7 @@ class _Source:
         if len(missing) and not allow_partial:
             raise InputError(
                 f"{self.rollouts}: {len(missing)} of the {join.summary()['expected_rollouts']} rollouts that "
-                f"{self.materialized} asks for are not there: {names_of(missing)}; collect them with "
+                f"{self.materialized} plans are missing: {names_of(missing)}; collect them with "
                 "+resume_from_cache=true, or profile the others with +allow_partial_rollouts=true"
             )
         if len(found.index.keys) and not any(map(_has_reward, found.columns.values())):
@@ -210,7 +210,7 @@ class _Source:
         return [lines[offset] for offset in offsets]
 
     def row(self, file: IO[bytes], place: int) -> Record:
-        """The row at a place, read now."""
+        """Read the row at a position."""
         try:
             file.seek(self.offsets[place])
             row = decode_json(file.readline())
@@ -219,7 +219,9 @@ class _Source:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or key_of(row) != unpacked(self.rows.keys[place]):
-            raise InputError(f"{self.materialized}: changed while it was read; profile again")
+            raise InputError(
+                f"{self.materialized}: the file changed while it was read; run the profile again"
+            )
         return row
 
 
@@ -232,8 +234,8 @@ def _checked_row(path: Path, line: Line) -> tuple[Key, str]:
     key = key_of(row) if isinstance(row, dict) else None
     if key is None:
         raise InputError(
-            f"{place}: no materialized input: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be "
-            f"whole numbers; name the file that ng_collect_rollouts left, {SKIP_HINT}"
+            f"{place}: not a materialized input: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be "
+            f"integers; name the file that ng_collect_rollouts wrote, {SKIP_HINT}"
         )
     return key, agent_of(row)
 
@@ -247,7 +249,7 @@ def _has_reward(columns: Columns) -> bool:
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be read: {error.strerror}; check its name and make it readable")
+    return InputError(f"{path}: cannot be read: {error.strerror}; check the name and the permissions")
 
 
 def _write(source: _Source, join: Join, columns: dict[str, Columns]) -> ProfiledRewards:
@@ -270,11 +272,11 @@ def _write(source: _Source, join: Join, columns: dict[str, Columns]) -> Profiled
     except JournalError as error:
         reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         raise ConfigError(
-            f"cannot write beside {source.rollouts}: {reason or error.__cause__}; make room, make the folder "
-            "writable, or copy the rollouts to another one"
+            f"cannot write beside {source.rollouts}: {reason or error.__cause__}; free some space, make the "
+            "folder writable, or copy the rollouts to another folder"
         ) from error
-    told = [
+    agent_rewards = [
         AgentRewards(len(own.by_task()), len(own), own.estimate(_REWARD), metrics)
         for own, metrics in zip(profile.columns.values(), agents, strict=True)
     ]
-    return ProfiledRewards(join.summary(), told, difficulty, groups_path, agents_path)
+    return ProfiledRewards(join.summary(), agent_rewards, difficulty, groups_path, agents_path)

@@ -1,7 +1,7 @@
-"""Rollouts in other forms: Parquet, JSONL with a chat-style `output`, and from Parquet back to their lines.
+"""Export of rollouts: to Parquet, to JSONL with a chat-style `output`, and from Parquet back to JSONL.
 
-Invariant: an output is whole or as it was before; of the input no more is held than one batch of rows. What
-no column can hold is null in it; the line as it was stands in `rollout_json`.
+Invariant: an output file is complete or unchanged. At most one batch of rows is in memory. A value that a
+column cannot hold is null there; `rollout_json` has the original line.
 """
 
 import json
@@ -30,18 +30,18 @@ TRANSCRIPT = "transcript"
 ROLLOUT_JSON = "rollout_json"
 OWN_NAMES = ("task_index", "rollout_index", "agent", TRANSCRIPT, ROLLOUT_JSON)
 TAKEN_SUFFIX = "_field"
-"""What is put after a field's name that is one of these."""
+"""Appended to the name of a field that is one of these."""
 VERSION_KEY = "nemo_gym_version"
-"""In the metadata of a Parquet file."""
+"""Key in the metadata of a Parquet file."""
 
 _PARQUET, _JSONL = ".parquet", ".jsonl"
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 16 << 20
-"""Of the input, in one batch: long rollouts make small ones."""
+"""Bytes of input per batch: long rollouts make batches of fewer rows."""
 _BACK_ROWS = 256
 _CONTENT = {RESPONSE_KEY_NAME, OUTPUT_KEY_NAME, "reward"}
 _RUN_KEYS = {TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, AGENT_REF_KEY_NAME}
-_HALF_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Exported(NamedTuple):
@@ -49,7 +49,7 @@ class Exported(NamedTuple):
 
     rollouts: int
     columns: int | None
-    """None for a file without columns."""
+    """None for JSONL, which has no columns."""
 
 
 def export_rollouts(
@@ -59,36 +59,36 @@ def export_rollouts(
     *,
     include_json: bool = True,
 ) -> Exported:
-    """Write the rollouts of one file to another; the endings of their names say in which form.
+    """Write the rollouts of one file to another. The file name extensions decide the formats.
 
-    `bad_lines` says what becomes of lines that are no rollouts, and of a key that stands a second time.
-    `include_json=False` leaves the column with the whole line out of a Parquet file.
+    `bad_lines` decides about lines that are not rollouts and lines that repeat a key.
+    `include_json=False` leaves out the Parquet column with the whole line.
     """
     source, target = expand(input_fpath), expand(output_fpath)
-    forms = (_form(source), _form(target))
+    formats = (_format(source), _format(target))
     _refuse_target(target, source)
     bad_lines = BadLines() if bad_lines is None else bad_lines
-    if forms == (_JSONL, _PARQUET):
+    if formats == (_JSONL, _PARQUET):
         return _to_parquet(source, target, bad_lines, include_json)
-    if forms == (_JSONL, _JSONL):
+    if formats == (_JSONL, _JSONL):
         return _to_older_jsonl(source, target, bad_lines)
-    if forms == (_PARQUET, _JSONL):
+    if formats == (_PARQUET, _JSONL):
         return _back_to_jsonl(source, target)
-    raise ConfigError(f"{source}: a Parquet file already; name an output that ends in {_JSONL}")
+    raise ConfigError(f"{source}: this is already a Parquet file; choose an output that ends in {_JSONL}")
 
 
 class ExportedLine(NamedTuple):
-    """One line that is exported."""
+    """One line to export."""
 
     line: Line
     record: Record
     key: Key | None
-    """None where it is of the older form, in which rollouts had neither keys nor agents."""
+    """None for the older format, in which rollouts have neither keys nor agents."""
     agent: str | None
 
 
 def _lines(path: Path, bad_lines: BadLines) -> Iterator[ExportedLine]:
-    """Every rollout of a file; a key that stands twice makes a bad line of the second."""
+    """Every rollout of a file. A line that repeats a key is a bad line."""
     first_lines: dict[int, int] = {}
     for line, record in read_records(path, bad_lines):
         if OUTPUT_KEY_NAME in record and _RUN_KEYS.isdisjoint(record):
@@ -98,7 +98,7 @@ def _lines(path: Path, bad_lines: BadLines) -> Iterator[ExportedLine]:
             rollout = checked_rollout(path, line, record)
             if _CONTENT.isdisjoint(record):
                 raise InputError(
-                    f"{path}:{line.number}: no rollout: it has neither a response nor a reward; "
+                    f"{path}:{line.number}: not a rollout: it has neither a response nor a reward; "
                     f"name a file of rollouts, {SKIP_HINT}"
                 )
             refuse_repeated(path, rollout, first_lines)
@@ -112,11 +112,11 @@ def _index(rollout: ExportedLine, part: int) -> int | None:
     return None if rollout.key is None else rollout.key[part]
 
 
-def _form(path: Path) -> str:
+def _format(path: Path) -> str:
     ending = path.suffix.lower()
     if ending not in (_PARQUET, _JSONL):
         raise ConfigError(
-            f"{path}: ends in {ending or 'nothing'}; name a file that ends in {_PARQUET} or {_JSONL}"
+            f"{path}: unknown type {ending or '(none)'}; name a file that ends in {_PARQUET} or {_JSONL}"
         )
     return ending
 
@@ -127,12 +127,12 @@ def _refuse_target(target: Path, source: Path) -> None:
     if os.path.exists(source) and os.path.samefile(target, source):
         raise ConfigError(f"{target}: output and input are the same file; choose another output file")
     if not os.path.isfile(target):
-        raise ConfigError(f"{target}: a folder or a device, not a file; choose another output file")
+        raise ConfigError(f"{target}: not a regular file; choose another output file")
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """The new content of a file, which takes its place when all is written."""
+    """A file for the new content, which replaces the target once everything is written."""
     try:
         make_parent(target)
         with new_file(target.resolve()) as file:
@@ -140,7 +140,7 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
     except JournalError as error:
         reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
         raise ConfigError(
-            f"cannot write {target}: {reason or error.__cause__}; make room or choose another output file"
+            f"cannot write {target}: {reason or error.__cause__}; free disk space or choose another file"
         ) from error
 
 
@@ -154,7 +154,7 @@ def _to_older_jsonl(source: Path, target: Path, bad_lines: BadLines) -> Exported
 
 
 def _older_line(rollout: ExportedLine) -> bytes:
-    """The line with the conversation as chat messages at its end; one that has an `output` stays as it is."""
+    """The line with an `output` of chat messages appended; unchanged if it has an `output` already."""
     if OUTPUT_KEY_NAME in rollout.record:
         return rollout.line.data
     head = _line_text(rollout).rstrip().removesuffix("}").encode()
@@ -162,7 +162,7 @@ def _older_line(rollout: ExportedLine) -> bytes:
 
 
 def _line_text(rollout: ExportedLine) -> str:
-    """The line as it stands in the file; one that is not UTF-8, which JSON's reader forgives, in ASCII."""
+    """The line as it is in the file; a line that is not valid UTF-8 is encoded again, in ASCII."""
     try:
         return rollout.line.data.decode()
     except UnicodeDecodeError:
@@ -172,7 +172,7 @@ def _line_text(rollout: ExportedLine) -> str:
 def _back_to_jsonl(source: Path, target: Path) -> Exported:
     pa = _pyarrow()
     if not source.is_file():
-        raise InputError(f"{source}: no such file; check its name")
+        raise InputError(f"{source}: no such file; check the name")
     count = 0
     with _reading(source, pa), pa.parquet.ParquetFile(source) as table:
         _refuse_without_json(source, table.schema_arrow, pa)
@@ -190,13 +190,13 @@ def _refuse_without_json(source: Path, schema: Any, pa: Any) -> None:
     texts = (pa.string(), pa.large_string(), pa.string_view())
     if ROLLOUT_JSON not in schema.names or schema.field(ROLLOUT_JSON).type not in texts:
         raise InputError(
-            f"{source}: has no column {ROLLOUT_JSON}, which alone holds the whole rollouts; export them "
-            "again without +include_json=false"
+            f"{source}: no column {ROLLOUT_JSON}, which holds the complete rollouts; export them again "
+            "without +include_json=false"
         )
 
 
 def _batches(source: Path, table: Any, pa: Any) -> Iterator[list[str | None]]:
-    """The lines in the file, some at a time. What fails here is the reading, not the writing."""
+    """The lines of the file in batches. Errors here are errors of reading, not of writing."""
     with _reading(source, pa):
         for batch in table.iter_batches(batch_size=_BACK_ROWS, columns=[ROLLOUT_JSON]):
             yield batch.column(0).to_pylist()
@@ -209,12 +209,12 @@ def _reading(source: Path, pa: Any) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise InputError(
-            f"{source}: cannot be read as Parquet: {reason}; name a file that ng export has written"
+            f"{source}: cannot be read as Parquet: {reason}; name a file that ng export wrote"
         ) from error
 
 
 def _to_parquet(source: Path, target: Path, bad_lines: BadLines, include_json: bool) -> Exported:
-    """Read twice: for the fields and their types, and for the rows."""
+    """Reads the source twice: first for the fields and their types, then for the rows."""
     pa = _pyarrow()
     survey = Survey()
     for rollout in _lines(source, bad_lines):
@@ -224,7 +224,7 @@ def _to_parquet(source: Path, target: Path, bad_lines: BadLines, include_json: b
     with _replacing(target) as file:
         count = _write_parquet(file, columns, islice(again, survey.count), pa)
         if count < survey.count:
-            raise InputError(f"{source}: became shorter while it was read; export it again")
+            raise InputError(f"{source}: the file became shorter while it was read; export it again")
     return Exported(count, len(columns))
 
 
@@ -240,11 +240,11 @@ ColumnType = Literal["int64", "double", "bool", "string", "transcript"]
 
 @dataclass
 class Survey:
-    """What kinds of values the fields of a file have."""
+    """The types of values that the fields of a file have."""
 
     count: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
-    """Of each field, in the order they were first seen: the kinds of its values, added up."""
+    """Field to the types of its values as a bit set, in the order in which fields first appear."""
 
     def take(self, record: Record) -> None:
         self.count += 1
@@ -253,17 +253,17 @@ class Survey:
             kinds[name] = kinds.get(name, 0) | _kind(value)
 
     def numbers(self) -> dict[str, ColumnType]:
-        """The fields with a number in some rollout."""
+        """Fields with a number in at least one rollout."""
         found = {name: kinds & (_BOOL | _INT | _FLOAT) for name, kinds in self.kinds.items()}
         return {name: _number_type(kinds) for name, kinds in found.items() if kinds}
 
     def texts(self) -> dict[str, ColumnType]:
-        """The fields that are a string wherever they are."""
+        """Fields whose values are always strings."""
         return {name: "string" for name, kinds in self.kinds.items() if kinds == _TEXT}
 
 
 def _fields(record: Record) -> Record:
-    """A rollout's own fields and the numbers of its token usage; its own hide those of the same name."""
+    """The fields of a rollout and of its token usage. The former win where names are equal."""
     fields = dict(record)
     for name in (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME):
         fields.pop(name, None)
@@ -292,7 +292,7 @@ def _number_type(kinds: int) -> ColumnType:
 
 
 class Row(NamedTuple):
-    """A rollout, as columns look at it."""
+    """A rollout with the fields that become columns."""
 
     rollout: ExportedLine
     fields: Record
@@ -302,11 +302,11 @@ class Column(NamedTuple):
     name: str
     type: ColumnType
     value: Callable[[Row], Any]
-    """What stands in it for a rollout."""
+    """Computes the cell of a row."""
 
 
 def _columns(survey: Survey, include_json: bool) -> list[Column]:
-    """Ids, numbers, texts, the conversation, the whole line."""
+    """Key and agent, numbers, texts, the conversation, the whole line."""
     types = survey.numbers() | survey.texts()
     names = _column_names(types)
     columns = [
@@ -322,7 +322,7 @@ def _columns(survey: Survey, include_json: bool) -> list[Column]:
 
 
 def _column_names(fields: Iterable[str]) -> dict[str, str]:
-    """Their own names; no two columns share one, and each is text."""
+    """A valid and unique column name for each field: its own name if possible."""
     reserved = {"", *OWN_NAMES}
     names = {name: _valid(name) for name in fields}
     kept = {name for name, valid in names.items() if name == valid and name not in reserved}
@@ -348,7 +348,7 @@ def _int64(value: Any) -> int | None:
 
 
 def _double(value: Any) -> float | None:
-    """None where there is no such float: not a number, infinite, or a whole number beyond all of them."""
+    """The value as a float; None if it is not a number, not finite or too large."""
     if not isinstance(value, int | float):
         return None
     try:
@@ -370,7 +370,7 @@ _CASTS: dict[ColumnType, Callable[[Any], Any]] = {
 
 
 def _write_parquet(file: IO[bytes], columns: list[Column], rollouts: Iterable[ExportedLine], pa: Any) -> int:
-    """Gives the number of rows."""
+    """Write all rows; returns their number."""
     schema = _schema(columns, pa)
     count = 0
     with pa.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -395,7 +395,7 @@ def _schema(columns: list[Column], pa: Any) -> Any:
 
 
 def _batched(columns: list[Column], rollouts: Iterable[ExportedLine]) -> Iterator[list[list[Any]]]:
-    """The cells of some rows at a time."""
+    """The cells of the rows, in batches."""
     rows: list[list[Any]] = []
     size = 0
     for rollout in rollouts:
@@ -412,13 +412,13 @@ def _batched(columns: list[Column], rollouts: Iterable[ExportedLine]) -> Iterato
 def _array(cells: Sequence[Any], kind: Any, pa: Any) -> Any:
     try:
         return pa.array(cells, kind)
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can say and UTF-8 cannot
+    except UnicodeEncodeError:  # a lone surrogate, which JSON allows and UTF-8 does not
         return pa.array(list(map(_valid, cells)), kind)
 
 
 def _valid(value: Any) -> Any:
     if isinstance(value, str):
-        return _HALF_SURROGATE.sub("\ufffd", value)
+        return _LONE_SURROGATE.sub("\ufffd", value)
     if isinstance(value, Item):
         return Item(*map(_valid, value))
     return list(map(_valid, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Whether an index means the same task in two runs: task indices alone can lie."""
+"""Checks that a task index means the same task in two runs: equal indices alone do not prove it."""
 
 import json
 from array import array
@@ -18,51 +18,51 @@ from nemo_gym.records import Record, key_of, parsed
 from nemo_gym.terminal import one_line
 from nemo_gym.types import AGENT_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME, SKILLS_REF_KEY_NAME
 
-_LOOKED_AT = 100
-"""So many tasks are looked at where that means to read their rollouts."""
+_SAMPLE_SIZE = 100
+"""Tasks to check if their rollouts have to be read for it."""
 _MOST_NAMED = 5
 _PROMPT_CHARACTERS = 200
-_OF_THE_RUN = {AGENT_REF_KEY_NAME, SKILLS_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME}
-"""What may differ between two runs of one task; of the last all but the prompt."""
+_RUN_FIELDS = {AGENT_REF_KEY_NAME, SKILLS_REF_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME}
+"""Fields that may differ between two runs of one task; of the last, everything but the prompt."""
 
 
 @dataclass(frozen=True)
 class SameTasks:
-    """Whether an index means the same task in both runs."""
+    """The result of the check."""
 
     shared: int
     checked: int = 0
     basis: Literal["materialized inputs", "prompts in the rollouts"] | None = None
-    """What was compared; None where nothing could be."""
+    """What was compared; None if nothing could be."""
     different_count: int = 0
-    """Of those checked."""
+    """Among the checked tasks."""
     first_different: tuple[int, ...] = ()
     only_prompts: bool = False
-    """Whether those that differ have other prompts and the same other fields."""
+    """Whether the different tasks differ in their prompts only."""
 
     def warning(self) -> str | None:
         if not self.different_count:
             return None
         first = ", ".join(map(str, self.first_different))
         more = ", …" if self.different_count > len(self.first_different) else ""
-        some = "" if self.checked == self.shared else f" that were looked at (of {self.shared})"
-        what, advice = "are not the same task in both", "compare runs of the same input"
+        some = "" if self.checked == self.shared else f" that were checked (of {self.shared})"
+        what, advice = "are not the same task in both runs", "compare runs of the same input"
         if self.only_prompts:
-            what = "have another prompt in B, all else the same"
+            what = "have another prompt in B but are otherwise the same"
             advice = f"unless prompts are what you compare, {advice}"
         return f"{self.different_count} of {self.checked} shared tasks{some} {what}: {first}{more}; {advice}"
 
 
 def prompt_of(row: Record) -> str:
-    """How the last message of the user begins; else any text of the prompt."""
+    """The start of the last user message, or of any other text of the prompt."""
     items = prompt_items(row)
-    asked = [item.text for item in items if item.role == "user" and item.text]
-    text = (asked or [item.text for item in items if item.text] or [""])[-1] or ""
+    user_texts = [item.text for item in items if item.role == "user" and item.text]
+    text = (user_texts or [item.text for item in items if item.text] or [""])[-1] or ""
     return one_line(text[: 10 * _PROMPT_CHARACTERS])[:_PROMPT_CHARACTERS]
 
 
 class Rows:
-    """Where the first row of each task stands in a file."""
+    """The offset of the first row of each task in a file."""
 
     def __init__(self, path: Path, tasks: Places, offsets: Places) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class Rows:
         self._offsets = offsets[self._firsts]
 
     def read(self, task: int) -> Record:
-        """An empty one where it is not there or cannot be read."""
+        """The row of a task; empty if it is missing or cannot be read."""
         place = int(np.searchsorted(self.tasks, task))
         if place == len(self.tasks) or self.tasks[place] != task:
             return {}
@@ -84,30 +84,32 @@ class Rows:
 
 
 class Inputs(Rows):
-    """The materialized inputs of a run, with digests of what makes a task."""
+    """The materialized inputs of a run, with digests of the fields that define a task."""
 
     def __init__(self, path: Path) -> None:
         tasks, offsets, own, prompts = (array("q") for _ in range(4))
         for line in read_lines(path):
             row = parsed(line.data)
             key = key_of(row) if isinstance(row, dict) else None
-            if key is None or (tasks and tasks[-1] == key.task):  # no row, or another rollout of the task
+            if key is None or (
+                tasks and tasks[-1] == key.task
+            ):  # not a row, or another rollout of the same task
                 continue
             params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
             tasks.append(key.task)
             offsets.append(line.offset)
-            own.append(_digest({name: row[name] for name in row if not _is_of_the_run(name)}))
+            own.append(_digest({name: row[name] for name in row if not _is_run_field(name)}))
             prompts.append(_digest(params.get("input") if isinstance(params, dict) else None))
         super().__init__(path, np.asarray(tasks, np.int64), np.asarray(offsets, np.int64))
         self._own, self._prompts = (np.asarray(part, np.int64)[self._firsts] for part in (own, prompts))
 
     def compared(self, other: "Inputs", tasks: Places) -> SameTasks:
-        """Whether those of these tasks that are in both are the same."""
+        """Check those of these tasks that both runs have."""
         shared = np.intersect1d(np.intersect1d(tasks, self.tasks), other.tasks)
         here, there = np.searchsorted(self.tasks, shared), np.searchsorted(other.tasks, shared)
         is_same = self._own[here] == other._own[there]
         differs = ~is_same | (self._prompts[here] != other._prompts[there])
-        has_own = self._own[here] != _digest({})  # else nothing says that it is the same task
+        has_own = self._own[here] != _digest({})  # otherwise nothing shows that it is the same task
         found = shared[differs]
         return SameTasks(
             len(tasks),
@@ -119,20 +121,20 @@ class Inputs(Rows):
         )
 
 
-def _is_of_the_run(name: str) -> bool:
-    return name in _OF_THE_RUN or name.startswith("_ng_")
+def _is_run_field(name: str) -> bool:
+    return name in _RUN_FIELDS or name.startswith("_ng_")
 
 
 def _digest(value: Any) -> int:
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # what only Python's own JSON can say
+    except TypeError:  # integers beyond 64 bits and the like
         data = json.dumps(value, sort_keys=True).encode()
     return int.from_bytes(blake2b(data, digest_size=8).digest(), signed=True)
 
 
 def read_inputs(a: Path, b: Path) -> tuple[Inputs, Inputs] | None:
-    """The materialized inputs of two files of rollouts; None where one's are not there or not whole."""
+    """The materialized inputs of two rollouts files; None if either is missing or damaged."""
     paths = [materialized_path_for(path) for path in (a, b)]
     if not all(path.is_file() for path in paths):
         return None
@@ -143,12 +145,12 @@ def read_inputs(a: Path, b: Path) -> tuple[Inputs, Inputs] | None:
 
 
 def same_tasks(a: Rows, b: Rows, inputs: tuple[Inputs, Inputs] | None, tasks: Places) -> SameTasks:
-    """Whether these tasks are the same in both; the rows are the rollouts, for where there are no inputs."""
+    """Check these tasks by their materialized inputs, or by a sample of the rollouts if there are none."""
     if inputs is not None:
         found = inputs[0].compared(inputs[1], tasks)
         if found.checked:
             return found
-    some = tasks[np.unique(np.linspace(0, len(tasks) - 1, _LOOKED_AT).astype(int))].tolist()
+    some = tasks[np.unique(np.linspace(0, len(tasks) - 1, _SAMPLE_SIZE).astype(int))].tolist()
     prompts = [(task, prompt_items(a.read(task)), prompt_items(b.read(task))) for task in some]
     both = [(task, ours, theirs) for task, ours, theirs in prompts if ours and theirs]
     if not both:

@@ -1,7 +1,7 @@
-"""The conversation of a rollout as a flat list of items, whichever form it was recorded in.
+"""The conversation of a rollout as a flat list of items, whichever format it was recorded in.
 
-Invariant: items stand in the order they were said, the prompt first. What has no form here keeps its type,
-with its JSON as the text.
+Invariant: items are in the order of the conversation, the prompt first. An item of an unknown type keeps its
+type and has its JSON as text.
 """
 
 from collections.abc import Iterator
@@ -12,29 +12,29 @@ from nemo_gym.records import Record
 from nemo_gym.types import RESPONSE_KEY_NAME, RESPONSES_CREATE_PARAMS_KEY_NAME
 
 OUTPUT_KEY_NAME = "output"
-"""Where older files have the conversation, as chat messages."""
+"""The field in which older files hold the conversation, as chat messages."""
 
 ChatMessage = dict[str, Any]
 
 
 class Item(NamedTuple):
-    """One thing said, thought, called or answered."""
+    """A message, a reasoning text, a tool call or a tool output."""
 
     type: str
-    """`message`, `reasoning`, `function_call`, `function_call_output`, or what the item says of itself."""
+    """`message`, `reasoning`, `function_call`, `function_call_output`, or another type named by the item."""
     role: str | None = None
     text: str | None = None
     name: str | None = None
-    """Of the function."""
+    """Name of the function."""
     arguments: str | None = None
-    """Of the call, JSON in a string."""
+    """Arguments of the call, as a JSON string."""
     call_id: str | None = None
 
 
 def transcript(record: Record) -> list[Item]:
-    """The prompt and all that followed. Where the output repeats the prompt, it stands once."""
-    asked, answered = prompt_items(record), output_items(record)
-    return answered if answered[: len(asked)] == asked else asked + answered
+    """The prompt and everything after it. A prompt that the output repeats appears once."""
+    prompt, output = prompt_items(record), output_items(record)
+    return output if output[: len(prompt)] == prompt else prompt + output
 
 
 def prompt_items(record: Record) -> list[Item]:
@@ -47,36 +47,36 @@ def prompt_items(record: Record) -> list[Item]:
 
 
 def output_items(record: Record) -> list[Item]:
-    """What followed the prompt; older files have it at the top."""
+    """Everything after the prompt; older files have it at the top level."""
     response = record.get(RESPONSE_KEY_NAME)
     output = response.get(OUTPUT_KEY_NAME) if isinstance(response, dict) else None
     return list(_items(record.get(OUTPUT_KEY_NAME) if output is None else output, "assistant"))
 
 
 def chat_messages(items: list[Item]) -> list[ChatMessage]:
-    """Items as chat messages; those that chat has no form for are left out."""
+    """Items as chat messages. Items that chat messages cannot express are left out."""
     messages: list[ChatMessage] = []
     for item in items:
         match item.type:
             case "message" if item.role == "assistant":
-                _answer(messages, *_PARTS_OF_AN_ANSWER[1:])["content"] = item.text
+                _assistant_message(messages, *_ASSISTANT_PARTS[1:])["content"] = item.text
             case "message":
                 messages.append({"role": item.role, "content": item.text})
             case "reasoning":
-                _answer(messages, *_PARTS_OF_AN_ANSWER)["reasoning_content"] = item.text
+                _assistant_message(messages, *_ASSISTANT_PARTS)["reasoning_content"] = item.text
             case "function_call":
-                _answer(messages).setdefault("tool_calls", []).append(_tool_call(item))
+                _assistant_message(messages).setdefault("tool_calls", []).append(_tool_call(item))
             case "function_call_output":
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
     return messages
 
 
-_PARTS_OF_AN_ANSWER = ("reasoning_content", "content", "tool_calls")
-"""In the order that a model makes them."""
+_ASSISTANT_PARTS = ("reasoning_content", "content", "tool_calls")
+"""In the order in which a model generates them."""
 
 
-def _answer(messages: list[ChatMessage], *filled: str) -> ChatMessage:
-    """The assistant's message that an item belongs to; a new one where the last has one of these already."""
+def _assistant_message(messages: list[ChatMessage], *filled: str) -> ChatMessage:
+    """The assistant message that an item belongs to; a new one if the last one has one of these parts."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(last.get(key) is not None for key in filled):
         last = {"role": "assistant", "content": None}
@@ -90,7 +90,7 @@ def _tool_call(item: Item) -> dict[str, Any]:
 
 
 def _items(value: Any, speaker: str) -> Iterator[Item]:
-    """A string is one message of the speaker, who has also said what names no role."""
+    """Items of a conversation. `speaker` is the role of a plain string and of messages without a role."""
     if isinstance(value, str):
         yield Item("message", speaker, value)
     elif isinstance(value, list):
@@ -106,10 +106,10 @@ def _items_of(item: Any, speaker: str) -> Iterator[Item]:
         case "function_call":
             yield _call(item, item)
         case "function_call_output":
-            yield _tool_answer(item, item.get("output"), item.get("call_id"))
+            yield _tool_output(item, item.get("output"), item.get("call_id"))
         case "reasoning":
-            thought = _text(item.get("content")) or _text(item.get("summary"))
-            yield Item("reasoning", "assistant", thought or "")
+            reasoning_text = _text(item.get("content")) or _text(item.get("summary"))
+            yield Item("reasoning", "assistant", reasoning_text or "")
         case "message":
             yield from _message_items(item, speaker)
         case None if "role" in item or "content" in item:
@@ -119,14 +119,14 @@ def _items_of(item: Any, speaker: str) -> Iterator[Item]:
 
 
 def _message_items(message: Record, speaker: str) -> Iterator[Item]:
-    """A message of either API; one of the Chat API may hold thoughts and calls too."""
+    """The items of a message of either API. A chat message may also hold reasoning and tool calls."""
     role, text = _string(message.get("role")) or speaker, _text(message.get("content"))
     if role in ("tool", "function"):
-        yield _tool_answer(message, message.get("content"), message.get("tool_call_id"))
+        yield _tool_output(message, message.get("content"), message.get("tool_call_id"))
         return
-    thought = _text(message.get("reasoning_content") or message.get("reasoning"))
-    if thought:
-        yield Item("reasoning", "assistant", thought)
+    reasoning_text = _text(message.get("reasoning_content") or message.get("reasoning"))
+    if reasoning_text:
+        yield Item("reasoning", "assistant", reasoning_text)
     calls = message.get("tool_calls") or [message.get("function_call")]
     calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if text or not calls:
@@ -147,7 +147,7 @@ def _call(call: Record, function: Record) -> Item:
     )
 
 
-def _tool_answer(item: Record, output: Any, call_id: Any) -> Item:
+def _tool_output(item: Record, output: Any, call_id: Any) -> Item:
     name = _string(item.get("name"))
     return Item("function_call_output", "tool", _text(output), name, call_id=_string(call_id))
 
@@ -157,7 +157,7 @@ def _string(value: Any) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    """A text, the texts of parts joined, or any other value as JSON."""
+    """A string as it is, content parts joined, any other value as JSON."""
     if value is None or isinstance(value, str):
         return value
     is_parts = isinstance(value, list) and all(map(_is_part, value))
@@ -169,7 +169,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _part_text(part: str | Record) -> str:
-    """A part without text, such as an image, is only named."""
+    """The text of a content part; a part without text, such as an image, is represented by its type."""
     if isinstance(part, str):
         return part
     text = part.get("text", part.get("refusal"))

@@ -28,6 +28,7 @@ def test_limit_of_requests_at_the_endpoint_holds_over_all_workers(tmp_path: Path
             "+agent_name=calculator_simple_agent",
             "+input_jsonl_fpath=resources_servers/calculator/data/example.jsonl",
             f"+output_jsonl_fpath={tmp_path / 'rollouts.jsonl'}",
+            "+limit=10",
             "+num_repeats=4",
             "+num_samples_in_parallel=8",
             "+executor=processes",

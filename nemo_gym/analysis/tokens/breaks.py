@@ -1,7 +1,7 @@
-"""Where a prompt does not go on with the tokens of the turn before it, and why that is likely so.
+"""Breaks: prompts that do not continue the tokens of the previous turn, and the likely cause.
 
-Invariant: a cause is a guess from what is in the file. Every break gets exactly one, the first in `_CHECKS`
-that holds; what fits none is `unknown`.
+Invariant: a cause is inferred from the file alone. Every break has exactly one cause: the first in `_CHECKS`
+that applies, or `unknown`.
 """
 
 import re
@@ -24,43 +24,43 @@ Cause = Literal[
 ]
 
 CAUSES: dict[Cause, str] = {
-    "retokenised": "the text is the same, its tokens are others: the history was tokenised again from text",
-    "reasoning_stripped": "the reasoning that was generated is missing from the history",
-    "tool_call_rewritten": "a function call stands differently in the history: its JSON was written anew",
-    "whitespace": "what was generated and the history differ in whitespace only",
-    "template": "the end of a generation differs, such as another or no end-of-turn token",
-    "history_shorter": "a part of the history is gone: it was dropped, or cut to fit the context",
-    "prompt_changed": "the first prompt differs: system prompt or tools, or a date in the template",
-    "message_changed": "a later message of a user or a tool stands differently than when the model saw it",
-    "unknown": "none of the known causes fits",
+    "retokenised": "same text, different tokens: the history was tokenised again from text",
+    "reasoning_stripped": "the generated reasoning is missing from the history",
+    "tool_call_rewritten": "a function call differs in the history: its JSON was serialised again",
+    "whitespace": "the generation and the history differ only in whitespace",
+    "template": "the end of a generation differs, for example a different or missing end-of-turn token",
+    "history_shorter": "part of the history is missing: dropped, or cut to fit the context",
+    "prompt_changed": "the first prompt differs: system prompt, tools, or a date in the template",
+    "message_changed": "a later user or tool message differs from what the model saw",
+    "unknown": "no known cause applies",
 }
-"""Each in one sentence."""
+"""Description of each cause."""
 
 Parts = TypeVar("Parts", bytes, str)
 
 RECORDED_TEXTS = "prompt_str and generation_str of the rollout"
 _CLOSERS = ("</think>", "</thinking>", "</reasoning>", "[/THINK]")
 _MARKUP = re.compile(r"<\|[^<>|]{1,40}\|>|<\uff5c[^<>]{1,40}\uff5c>|</s>|<eos>|<end_of_turn>")
-"""What ends a turn in most templates, for texts without a vocabulary that says which tokens are special."""
+"""End-of-turn markers of most templates, for texts without a vocabulary that lists the special tokens."""
 _CALL_OPENERS = ("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>")
 _NEAR = 16
-"""A generation prompt is at most so long: a difference this near before a generation belongs to it."""
+"""Longest generation prompt in tokens: a difference this close before a generation belongs to it."""
 _MOST_TOKENS = 2048
-"""So many are looked at where the end of a difference is not known."""
+"""Tokens to compare if the end of a difference is unknown."""
 _MORE_TOKENS = 64
 _SURE_MATCH, _LEAST_MATCH = 8, 2
-"""So many tokens in a row are the same place of a conversation: anywhere, and within one generation."""
+"""Equal tokens in a row that identify a position: anywhere, and within one generation."""
 _TAIL_CHARACTERS = 24
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of what was seen whose origin is not a message of the prompt."""
+    """A part of the history that does not come from a message of the prompt."""
 
     start: int
     end: int
     items: Sequence[Any] | None
-    """The output items that the model made with it; None where earlier breaks hide what it is."""
+    """The output items generated in this span; None if an earlier break makes it unknown."""
 
     def has(self, kind: str) -> bool:
         return any(isinstance(item, dict) and item.get("type") == kind for item in self.items or ())
@@ -68,27 +68,27 @@ class Span:
 
 @dataclass
 class History:
-    """What the model had seen and said after a turn."""
+    """Everything the model had read and generated after a turn."""
 
     seen: list[int]
     first_prompt: int
-    """The length of the prompt of the first turn."""
+    """Length of the prompt of the first turn."""
     spans: list[Span] = field(default_factory=list)
-    """In their order."""
+    """In order."""
     prompt_text: str | None = None
-    """Of the last turn, where the rollout holds it."""
+    """Prompt of the last turn, if the rollout has it."""
     generation_text: str | None = None
 
     @property
     def text(self) -> str | None:
-        """All that was seen; None where a part of it is not at hand."""
+        """The whole history as text; None if a part is missing."""
         if self.prompt_text is None or self.generation_text is None:
             return None
         return self.prompt_text + self.generation_text
 
 
 def first_difference(a: Parts, b: Parts) -> int:
-    """The first position at which two differ; the length of the shorter if it begins the longer."""
+    """The first position at which two sequences differ, or the length of the shorter one."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -102,7 +102,7 @@ def first_difference(a: Parts, b: Parts) -> int:
 
 
 class Mismatch:
-    """A prompt that does not begin with what was seen before it."""
+    """A prompt that does not start with the history."""
 
     def __init__(
         self,
@@ -114,15 +114,15 @@ class Mismatch:
     ) -> None:
         self.history, self.seen, self.prompt, self.vocabulary = history, history.seen, prompt, vocabulary
         self.at = at
-        """The first position that differs; the length of the prompt if what was seen begins with it."""
+        """The first position that differs; the length of the prompt if the history starts with it."""
         self.generation = next((s for s in history.spans if s.items is not None and self._concerns(s)), None)
-        """The generation that the difference lies in, or just before."""
+        """The generation that contains the difference or comes just after it."""
         self.end = self.generation.end if self.generation else min(len(self.seen), self.at + _MOST_TOKENS)
-        """Up to here what was seen is compared."""
+        """The history is compared up to here."""
         self.has_same_text = False
-        """Whether the differing tokens stand for the same text."""
+        """Whether the differing tokens decode to the same text."""
         self.source: str | None = None
-        """Of the texts."""
+        """Where the texts come from."""
         self.before: str | None = None
         """The text just before the difference."""
         self.seen_rest: str | None = None
@@ -130,9 +130,9 @@ class Mismatch:
         self.prompt_rest: str | None = None
         self.said_before: str | None = None
         """The text of the generation up to the difference."""
-        self.keeps_asked = False
-        """Whether all text before the generation is known to be the same: a token at its end may have merged
-        with what follows."""
+        self.keeps_prompt = False
+        """Whether the text before the generation is known to be unchanged. Its last token may have merged
+        with the text after it."""
         if vocabulary is not None:
             self._take_pieces(vocabulary)
         if self.seen_rest is None and (seen_text := history.text) is not None and prompt_text is not None:
@@ -149,9 +149,9 @@ class Mismatch:
         self.seen_rest = vocabulary.text(self.seen[at:end])
         self.prompt_rest = vocabulary.text(self.prompt[at : end + _MORE_TOKENS])
         self.said_before = vocabulary.text(self.seen[start:at])
-        asked = vocabulary.text(self.seen[at:start])
-        if asked is not None and self.prompt_rest is not None:
-            self.keeps_asked = self.prompt_rest.startswith(asked)
+        prompt_end = vocabulary.text(self.seen[at:start])
+        if prompt_end is not None and self.prompt_rest is not None:
+            self.keeps_prompt = self.prompt_rest.startswith(prompt_end)
         stop = at + _MOST_TOKENS
         self.has_same_text = _is_same_text(
             vocabulary.known_pieces(self.seen[at:stop]), vocabulary.known_pieces(self.prompt[at:stop])
@@ -166,20 +166,20 @@ class Mismatch:
         start = min(at, len(self.history.prompt_text or ""))
         self.said_before = seen[start:at]
         is_last = self.generation is not None and self.generation is self.history.spans[-1]
-        self.keeps_asked = is_last and at >= len(self.history.prompt_text or "")
+        self.keeps_prompt = is_last and at >= len(self.history.prompt_text or "")
 
     def cause(self) -> Cause:
         return next((cause for cause, holds in _CHECKS if holds(self)), "unknown")
 
 
 def _is_same_text(seen: Pieces, prompt: Pieces) -> bool:
-    """Whether the first tokens of both, up to a place where one of each ends, are the same bytes."""
+    """Whether both start with the same bytes, up to a position where a token ends in both."""
     left, right = bytearray(), bytearray()
     rest_left, rest_right = iter(seen.pieces), iter(prompt.pieces)
     while True:
         is_left = len(left) <= len(right)
         piece = next(rest_left if is_left else rest_right, None)
-        if piece is None:  # all of what was seen may stand in the prompt, where its last token goes on
+        if piece is None:  # the whole history may be in the prompt, its last token merged with what follows
             return is_left and seen.are_all and len(left) > 0
         (left if is_left else right).extend(piece)
         shorter = min(len(left), len(right))
@@ -208,7 +208,7 @@ def _is_reasoning_stripped(mismatch: Mismatch) -> bool:
 
 
 def _is_at_end(mismatch: Mismatch) -> bool:
-    """Whether nothing but markup and whitespace was generated from the difference on."""
+    """Whether only markup and whitespace was generated after the difference."""
     generation, vocabulary, at = mismatch.generation, mismatch.vocabulary, mismatch.at
     if generation is None or _changes_first_prompt(mismatch):
         return False
@@ -231,7 +231,7 @@ def _is_whitespace(mismatch: Mismatch) -> bool:
 
 
 def _is_call(mismatch: Mismatch) -> bool:
-    """Whether the difference lies in a function call."""
+    """Whether the difference is inside a function call."""
     generation, before = mismatch.generation, mismatch.said_before
     if generation is None or mismatch.at < generation.start or not generation.has("function_call"):
         return False
@@ -252,7 +252,7 @@ def _drops_history(mismatch: Mismatch) -> bool:
 
 
 def _resumes(mismatch: Mismatch, end: int, least: int) -> int | None:
-    """Where in what was seen, after the difference, the prompt goes on."""
+    """The position in the history, after the difference, at which the prompt continues."""
     seen, at = mismatch.seen, mismatch.at
     wanted = mismatch.prompt[at : at + _SURE_MATCH]
     place = at
@@ -272,8 +272,8 @@ def _is_in_first_prompt(mismatch: Mismatch) -> bool:
 
 
 def _changes_first_prompt(mismatch: Mismatch) -> bool:
-    """Whether the difference is one of the first prompt, not of the generation just after it."""
-    return _is_in_first_prompt(mismatch) and not mismatch.keeps_asked
+    """Whether the difference is in the first prompt, not in the generation just after it."""
+    return _is_in_first_prompt(mismatch) and not mismatch.keeps_prompt
 
 
 def _is_in_message(mismatch: Mismatch) -> bool:

@@ -1,6 +1,6 @@
-"""What is wrong with the token fields of one output item, apart from what stands in the turn before it.
+"""Defects in the token fields of one output item, checked without the previous turn.
 
-Invariant: fields without a defect cost a few passes at C speed; only what is wrong is looked at by value.
+Invariant: fields without a defect cost a few passes at C speed; only others are read value by value.
 """
 
 import math
@@ -26,28 +26,28 @@ Defect = Literal[
 
 DEFECTS: dict[Defect, str] = {
     "partial_bundle": "some of the three token fields are missing or null",
-    "empty_generation": "there are prompt ids, and a generation without any",
-    "bad_ids": "token ids that are no whole numbers from 0 on (of 32 bits)",
-    "length_mismatch": "not as many log-probabilities as generated tokens",
+    "empty_generation": "prompt ids without any generated ids",
+    "bad_ids": "token ids that are not integers from 0 to 2^32 - 1",
+    "length_mismatch": "the number of log-probabilities differs from the number of generated tokens",
     "nan_log_probs": "log-probabilities that are NaN (in JSON: null)",
     "infinite_log_probs": "log-probabilities that are infinite",
     "positive_log_probs": "log-probabilities above 0",
-    "bad_log_probs": "log-probabilities that are no numbers",
+    "bad_log_probs": "log-probabilities that are not numbers",
 }
-"""Each with its meaning."""
+"""Meaning of each defect."""
 
 _ID_TYPE = "I"
 ID_BYTES = array(_ID_TYPE).itemsize
-"""So many each id takes when packed."""
+"""Bytes per packed id."""
 _LARGEST_ID = (1 << 8 * ID_BYTES) - 1
 
 Defects = dict[Defect, int]
-"""How many values each concerns, of those that were found."""
+"""Number of affected values by defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """The ids of one output item, as bytes that begin and end like them; None for what is no list of ids."""
+    """The ids of one output item as bytes, for quick comparison; None for a field without a list of ids."""
 
     prompt: bytes | None
     generation: bytes | None
@@ -58,7 +58,7 @@ def pack_tokens(item: Mapping[str, Any]) -> PackedTokens:
 
 
 def _packed(ids: Any) -> bytes | None:
-    """One pass that both checks them and makes them fast to compare."""
+    """Pack and check ids in one pass."""
     if not isinstance(ids, list):
         return None
     try:
@@ -69,7 +69,7 @@ def _packed(ids: Any) -> bytes | None:
 
 
 def _has_flags(ids: list[Any], packed: "array[int]") -> bool:
-    """Whether a `true` or `false` is among them, which an array takes for 1 or 0."""
+    """Whether the ids contain `true` or `false`, which an array stores as 1 or 0."""
     if not ids:
         return False
     places = np.flatnonzero(np.frombuffer(packed, np.uintc) <= 1)
@@ -110,8 +110,8 @@ def _log_prob_defects(log_probs: Any) -> Defects:
     if not log_probs:
         return {}
     try:
-        values = np.frombuffer(array("d", log_probs))  # an array refuses what is no number
-        if values.max() <= 0 and values.min() > -math.inf:  # neither holds where one is NaN
+        values = np.frombuffer(array("d", log_probs))  # an array refuses values that are not numbers
+        if values.max() <= 0 and values.min() > -math.inf:  # both are false if a value is NaN
             return {}
     except (TypeError, OverflowError):
         pass
@@ -138,5 +138,5 @@ def _log_prob_defect(value: Any) -> Defect | None:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond the range of a float
+    except OverflowError:  # an integer beyond the range of a float
         return False

@@ -1,4 +1,4 @@
-"""What a check of tokens finds, as data: counts, and the first places of what is wrong."""
+"""The findings of a token check, as data: counts, and the first places of each finding."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,37 +10,37 @@ from nemo_gym.analysis.tokens.defects import Defect
 
 @dataclass(frozen=True)
 class TokenPair:
-    """The tokens at one position: what was seen before, and what the next prompt has there."""
+    """The tokens at one position: in the history, and in the next prompt."""
 
     position: int
     seen_id: int | None
-    """None where what was seen has ended."""
+    """None past the end of the history."""
     seen_text: str | None
-    """None where no source knows it."""
+    """None if no source knows the text."""
     prompt_id: int | None
     prompt_text: str | None
 
 
 @dataclass(frozen=True)
 class Break:
-    """A turn whose prompt does not begin with the tokens of the turn before."""
+    """A turn whose prompt does not start with the tokens of the previous turn."""
 
     line: int
     key: str | None
-    """Of the rollout: `task:rollout`; None where it has none."""
+    """Key of the rollout (`task:rollout`); None if it has no key."""
     turn: int
-    """From 1: the model call whose prompt it is."""
+    """Number of the model call that has this prompt, from 1."""
     item: int
-    """From 0: where in `response.output` its tokens stand."""
+    """Index in `response.output` of the item with its tokens."""
     cause: Cause
     position: int
-    """From 0: of the first token that differs."""
+    """Index of the first token that differs."""
     seen_length: int
     prompt_length: int
     text_source: str | None
-    """None where there are no texts."""
+    """Where the texts come from; None if there are none."""
     seen_text: str | None
-    """Around the difference."""
+    """Text around the difference."""
     prompt_text: str | None
     tokens: list[TokenPair]
 
@@ -66,37 +66,37 @@ class DefectCount:
 
 @dataclass
 class TokenReport:
-    """What `report_tokens` found."""
+    """The result of `report_tokens`."""
 
     path: Path
     rollouts: int = 0
     rollouts_with_tokens: int = 0
     rollouts_without_tokens: int = 0
     masked_rollouts: int = 0
-    """With tokens, which the environment took out of training (`mask_sample`)."""
+    """Rollouts with tokens that the environment excluded from training (`mask_sample`)."""
     trainable_rollouts: int = 0
-    """With tokens, without break, defect or mask."""
+    """Rollouts with tokens and without break, defect or mask."""
     turns: int = 0
     follow_up_turns: int = 0
-    """Turns after another of the same rollout, as far as both have ids that can be compared."""
+    """Turns that follow another turn of the same rollout, if the ids of both can be compared."""
     continuous_turns: int = 0
-    """Follow-up turns whose prompt begins with all tokens of the turn before."""
+    """Follow-up turns whose prompt starts with all tokens of the previous turn."""
     unchecked_turns: int = 0
-    """Turns after another that could not be compared, since one of them has a defect."""
+    """Turns that could not be compared with the previous turn because one of the two has a defect."""
     prompt_tokens: int = 0
-    """Of the last prompt of each rollout."""
+    """Length of the last prompt of each rollout, summed."""
     generated_tokens: int = 0
     trainable_tokens: int = 0
     """The generated tokens of trainable rollouts."""
     log_probs_modes: dict[str, int] = field(default_factory=dict)
-    """How many turns have which log-probabilities."""
+    """Number of turns by kind of log-probabilities."""
     causes: dict[Cause, int] = field(default_factory=dict)
-    """How many breaks have which likely cause."""
+    """Number of breaks by likely cause."""
     breaks: list[Break] = field(default_factory=list)
-    """The first of them."""
+    """The first breaks."""
     defects: dict[Defect, DefectCount] = field(default_factory=dict)
     bad_lines: int = 0
-    """Lines left out."""
+    """Number of lines left out."""
 
     @property
     def break_count(self) -> int:
@@ -104,15 +104,15 @@ class TokenReport:
 
     @property
     def continuous_share(self) -> float | None:
-        """Of the follow-up turns; None where there are none."""
+        """Share of the follow-up turns; None if there are none."""
         return self.continuous_turns / self.follow_up_turns if self.follow_up_turns else None
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is neither a break nor a defect."""
+        """Whether no break and no defect was found."""
         return not self.break_count and not self.defects
 
     def as_data(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The report as JSON data."""
         counts = {"break_count": self.break_count, "continuous_share": self.continuous_share}
         return asdict(self) | counts | {"path": str(self.path), "is_clean": self.is_clean}

@@ -1,4 +1,4 @@
-"""The vocabulary that a GGUF file holds: the strings of its tokens, and the kind of each."""
+"""The vocabulary of a GGUF file: the string and the kind of each token."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +9,20 @@ from nemo_gym.local_engine.gguf_file import read_gguf_file
 
 MAGIC = b"GGUF"
 NORMAL, CONTROL, BYTE = 1, 3, 6
-"""Kinds of token, by the numbers that the format gives them."""
+"""Kinds of tokens, as numbered by the format."""
 
 _MODEL, _TOKENS, _KINDS = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 
 @dataclass(frozen=True)
 class GgufTokens:
-    """The tokens of a model, by their ids."""
+    """The tokens of a model, indexed by id."""
 
     model: str
-    """How the strings are written: `gpt2` (a character for each byte), `llama` (`▁` for a space), …"""
+    """Encoding of the strings: `gpt2` (one character per byte), `llama` (`▁` for a space), …"""
     tokens: list[bytes]
     kinds: list[int]
-    """One a token; empty where the file does not say."""
+    """One per token; empty if the file has none."""
 
 
 def read_gguf(path: Path) -> GgufTokens:
@@ -31,7 +31,7 @@ def read_gguf(path: Path) -> GgufTokens:
         return _checked(read_gguf_file(path).metadata)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path}: no vocabulary can be read from this GGUF file: {error}; name a whole one with "
+            f"{path}: cannot read a vocabulary from this GGUF file: {error}; name a complete one with "
             f"+tokenizer=<path>, or the model's tokenizer.json"
         ) from error
 

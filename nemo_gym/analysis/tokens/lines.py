@@ -1,6 +1,6 @@
-"""The lines of a file whose tokens are checked: rollouts of ours, or of tools that give them no key.
+"""The lines of a file whose tokens are checked: rollouts with a key, or of tools that write no key.
 
-Invariant: a line needs nothing but what is checked. A key, where there is one, still stands there once.
+Invariant: a line needs only the fields that are checked. A key that is there must be unique.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ class TokenLine(NamedTuple):
     """One rollout of a file."""
 
     number: int
-    """From 1: of its line."""
+    """Line number, from 1."""
     key: str | None
-    """`task:rollout`; None where it has none, and its line is its only name."""
+    """`task:rollout`; None if the rollout has no key."""
     record: Record
 
 
 def read_token_lines(path: Path, bad_lines: BadLines) -> Iterator[TokenLine]:
-    """Every rollout of a file; one whose key stood there before is a bad line."""
+    """Every rollout of a file. A line that repeats a key is a bad line."""
     first_lines: dict[int, int] = {}
     for line, record in read_records(path, bad_lines):
         try:
@@ -48,9 +48,9 @@ def _checked(path: Path, line: Line, record: Record, first_lines: dict[int, int]
     key = key_of(record)
     if key is not None:
         refuse_repeated(path, RolloutLine(line, record, key, agent_of(record)), first_lines)
-    elif RESPONSE_KEY_NAME not in record:  # such as the tasks that rollouts are made of
+    elif RESPONSE_KEY_NAME not in record:  # for example an input row
         raise InputError(
-            f"{path}:{line.number}: no rollout: it has neither {RESPONSE_KEY_NAME} nor {TASK_INDEX_KEY_NAME} "
-            f"and {ROLLOUT_INDEX_KEY_NAME}; name a file of rollouts, {SKIP_HINT}"
+            f"{path}:{line.number}: not a rollout: it has neither {RESPONSE_KEY_NAME} nor "
+            f"{TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}; name a rollouts file, {SKIP_HINT}"
         )
     return TokenLine(line.number, None if key is None else str(key), record)

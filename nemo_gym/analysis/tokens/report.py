@@ -1,7 +1,7 @@
-"""Whether the tokens of a file of rollouts can be trained on: what breaks between turns, what is malformed.
+"""Checks whether the tokens of a rollouts file can be trained on: breaks between turns, malformed fields.
 
-Invariant: one line is in memory at a time, besides the keys of those before it. Every turn is counted, and so
-is every break and defect; of either the first few are kept to be shown.
+Invariant: one line is in memory at a time, besides the keys of earlier lines. All turns, breaks and defects
+are counted; the first few breaks and defects are kept to be shown.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from nemo_gym.terminal import one_line
 from nemo_gym.types import LOG_PROBS_MODE_KEY_NAME, RESPONSE_KEY_NAME
 
 DEFAULT_MOST_BREAKS = 5
-NOT_SAID = "not said"
+UNKNOWN_MODE = "unknown"
 OTHER_MODES = "others"
 
 _MOST_PLACES = 5
 _MOST_MODES = 20
 _MODE_CHARACTERS = 80
 _BEFORE, _AFTER = 3, 6
-"""How many tokens are shown around a break."""
+"""Tokens shown around a break."""
 _CHARACTERS_BEFORE, _CHARACTERS_AFTER = 40, 80
 _MASK_KEY_NAME = "mask_sample"
 
@@ -39,9 +39,9 @@ def report_tokens(
     most_breaks: int = DEFAULT_MOST_BREAKS,
     bad_lines: BadLines | None = None,
 ) -> TokenReport:
-    """Check the tokens of a file of rollouts; of the breaks `most_breaks` are kept to be shown.
+    """Check the tokens of a rollouts file. The first `most_breaks` breaks are kept to be shown.
 
-    `tokenizer` gives the texts of tokens: a GGUF file, a `tokenizer.json` or a folder that holds one.
+    `tokenizer` gives the texts of tokens: a GGUF file, a `tokenizer.json` or a folder with one.
     """
     bad_lines = BadLines() if bad_lines is None else bad_lines
     report, texts = TokenReport(Path(path)), TextSources(tokenizer)
@@ -52,7 +52,7 @@ def report_tokens(
 
 
 class _Turn(NamedTuple):
-    """One model call, with ids that can be compared."""
+    """One model call whose ids can be compared."""
 
     item: dict[str, Any]
     prompt: list[int]
@@ -63,16 +63,16 @@ class _Turn(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Of the tokens seen so far: a generation, or where no one knows what is one."""
+    """A part of the history: a generation, or a part of unknown origin."""
 
     start: int
     end: int
     items: slice | None
-    """The output items of the generation and those before it; None where it is not known."""
+    """The output items of the generation and those before it; None if unknown."""
 
 
 class _Walk:
-    """Goes through the turns of one rollout and adds what it finds to the report."""
+    """Checks the turns of one rollout and adds the findings to the report."""
 
     def __init__(self, report: TokenReport, texts: TextSources, most_breaks: int, rollout: TokenLine) -> None:
         self._report, self._texts, self._most_breaks, self._rollout = report, texts, most_breaks, rollout
@@ -80,7 +80,7 @@ class _Walk:
         self._turns = self._generated = self._last_prompt = 0
         self._is_clean = True
         self._previous: _Turn | None = None
-        """None too where its ids cannot be compared with."""
+        """None also if its ids cannot be compared."""
         self._stretches: list[_Stretch] = []
         self._first_prompt = 0
         self._has_vocabulary = False
@@ -199,7 +199,7 @@ class _Walk:
 
     def _count_mode(self, item: dict[str, Any]) -> None:
         said, modes = item.get(LOG_PROBS_MODE_KEY_NAME), self._report.log_probs_modes
-        mode = NOT_SAID if said is None else one_line(str(said)[:_MODE_CHARACTERS])
+        mode = UNKNOWN_MODE if said is None else one_line(str(said)[:_MODE_CHARACTERS])
         if mode not in modes and len(modes) >= _MOST_MODES:
             mode = OTHER_MODES
         modes[mode] = modes.get(mode, 0) + 1
@@ -212,7 +212,7 @@ def _output_of(record: Record) -> list[Any]:
 
 
 def _is_masked(record: Record) -> bool:
-    """Whether the environment took the rollout out of training."""
+    """Whether the environment excluded the rollout from training."""
     config = record.get("instance_config")
     flags = [record.get(_MASK_KEY_NAME), config.get(_MASK_KEY_NAME) if isinstance(config, dict) else None]
     return True in flags
@@ -224,7 +224,7 @@ def _span(output: Sequence[Any], stretch: _Stretch) -> Span:
 
 
 def _is_generated(item: Any) -> bool:
-    """Whether the model made it, not a user or a tool."""
+    """Whether the model generated the item."""
     if not isinstance(item, dict):
         return False
     return item.get("type") in ("reasoning", "function_call") or item.get("role") == "assistant"
@@ -236,7 +236,7 @@ def _text_of(item: dict[str, Any], name: str) -> str | None:
 
 
 def _pairs(mismatch: Mismatch) -> list[TokenPair]:
-    """The tokens around the difference."""
+    """The tokens around the difference, side by side."""
     seen, prompt, vocabulary = mismatch.seen, mismatch.prompt, mismatch.vocabulary
     begin, end = max(0, mismatch.at - _BEFORE), mismatch.at + _AFTER
 

@@ -1,6 +1,6 @@
-"""Texts of token ids: from a tokenizer that is named, what a rollout holds, or the model in the box.
+"""Texts of token ids: from a given tokenizer, from the rollout itself, or from the bundled model.
 
-Invariant: a text is never guessed. An id that no source knows has none.
+Invariant: a text is never guessed. An id that no source knows has no text.
 """
 
 import re
@@ -22,14 +22,14 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 """How SentencePiece writes a space."""
 _ID_AS_TEXT = "token_id:"
-"""How an engine begins the text of a token when it was asked for its id instead."""
+"""Prefix of the text of a token if the engine was configured to return ids instead."""
 _RECORDED = "the log-probabilities in the rollout"
-_BOXED_MODEL = "smollm2"
+_BUNDLED_MODEL = "smollm2"
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The bytes of some tokens, up to the first that is not known."""
+    """The bytes of tokens, up to the first unknown one."""
 
     pieces: list[bytes]
     are_all: bool
@@ -40,17 +40,17 @@ class Vocabulary:
     """The bytes of each token id."""
 
     source: str
-    """Where it comes from, for people."""
+    """Description of the source, for people."""
     pieces: MutableMapping[int, bytes]
     special: frozenset[int] = field(default_factory=frozenset)
-    """Ids of markup such as the end of a turn, as far as the source says."""
+    """Ids of markup such as the end of a turn, as far as the source names them."""
 
     def known_pieces(self, ids: Sequence[int]) -> Pieces:
         found = [piece for piece in takewhile(_is_known, map(self.pieces.get, ids)) if piece is not None]
         return Pieces(found, len(found) == len(ids))
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """None where an id is not known."""
+        """The text of ids; None if one is unknown."""
         known = self.known_pieces(ids)
         return b"".join(known.pieces).decode(errors="replace") if known.are_all else None
 
@@ -64,31 +64,33 @@ class TextSources:
 
     def __init__(self, tokenizer: Path | None) -> None:
         self._named = None if tokenizer is None else read_vocabulary(tokenizer)
-        self._boxed: Vocabulary | None = None
+        self._bundled: Vocabulary | None = None
 
     def vocabulary(self, record: Record, output: Sequence[Any]) -> Vocabulary | None:
-        """The best there is for the ids of a rollout; None where all sources fail."""
+        """The best vocabulary for the ids of a rollout; None if there is none."""
         if self._named is not None:
             return self._named
-        pieces, boxed = recorded_pieces(output), self._of_model(record)
+        pieces, bundled = recorded_pieces(output), self._of_model(record)
         if not pieces:
-            return boxed
-        if boxed is None:
+            return bundled
+        if bundled is None:
             return Vocabulary(_RECORDED, pieces)
-        return Vocabulary(f"{_RECORDED}, and {boxed.source}", ChainMap(pieces, boxed.pieces), boxed.special)
+        return Vocabulary(
+            f"{_RECORDED}, and {bundled.source}", ChainMap(pieces, bundled.pieces), bundled.special
+        )
 
     def _of_model(self, record: Record) -> Vocabulary | None:
         response = record.get(RESPONSE_KEY_NAME)
         model = response.get("model") if isinstance(response, dict) else None
-        if not isinstance(model, str) or _BOXED_MODEL not in model.lower():
+        if not isinstance(model, str) or _BUNDLED_MODEL not in model.lower():
             return None
-        if self._boxed is None and (path := boxed_model()) is not None:
-            self._boxed = read_vocabulary(path)
-        return self._boxed
+        if self._bundled is None and (path := bundled_model()) is not None:
+            self._bundled = read_vocabulary(path)
+        return self._bundled
 
 
-def boxed_model() -> Path | None:
-    """The GGUF file of the small model that comes as a package; None where it is nowhere."""
+def bundled_model() -> Path | None:
+    """The GGUF file of the bundled model; None if it is not installed."""
     try:
         return find_weights()
     except ConfigError:
@@ -96,13 +98,13 @@ def boxed_model() -> Path | None:
 
 
 def recorded_pieces(output: Sequence[Any]) -> dict[int, bytes]:
-    """The texts of generated tokens that stand beside their ids, as `logprobs` of the output text."""
+    """The texts of generated tokens, from the `logprobs` of the output text."""
     pieces: dict[int, bytes] = {}
     for item in output:
         ids = item.get("generation_token_ids") if isinstance(item, dict) else None
         if isinstance(ids, list) and ids:
             texts = [_token_bytes(token) for token in _text_tokens(item)]
-            # The text has no end-of-turn token. With any other count nobody knows which belongs to which.
+            # The text has no end-of-turn token. Any other count leaves the assignment ambiguous.
             if len(texts) in (len(ids), len(ids) - 1):
                 pairs = zip(ids, texts, strict=False)
                 pieces |= {number: text for number, text in pairs if type(number) is int and text is not None}
@@ -182,7 +184,7 @@ def _from_tokenizer_json(file: Path, data: Any) -> Vocabulary:
 
 
 def _is_scored(entry: Any) -> bool:
-    """Whether an entry of a list is a token with its score."""
+    """Whether a list entry is a token with its score."""
     return isinstance(entry, list) and len(entry) > 0
 
 
@@ -191,7 +193,7 @@ def _is_added(token: Any) -> bool:
 
 
 def _names_byte_level(part: Any) -> bool:
-    """Whether this step of a tokenizer, or one inside it, writes bytes as characters."""
+    """Whether this tokenizer step, or a step inside it, encodes bytes as characters."""
     if not isinstance(part, dict):
         return False
     inner = [*(part.get("decoders") or []), *(part.get("pretokenizers") or [])]
@@ -199,7 +201,7 @@ def _names_byte_level(part: Any) -> bool:
 
 
 def _piece(text: str, is_byte_level: bool) -> bytes:
-    """The bytes that an entry of a vocabulary stands for."""
+    """The bytes of a vocabulary entry."""
     if is_byte_level:
         table = _byte_of_character()
         known = [table.get(character, -1) for character in text]
@@ -211,7 +213,7 @@ def _piece(text: str, is_byte_level: bool) -> bytes:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """How byte-level tokenizers write bytes: printable ones as themselves, the others from U+0100 on."""
+    """The byte-level encoding: printable bytes as themselves, all others as characters from U+0100."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]
     return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}

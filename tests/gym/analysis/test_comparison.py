@@ -232,7 +232,7 @@ def test_an_agent_without_shared_tasks_is_warned_of(a: Path, b: Path) -> None:
     write(b, [*records({0: [1]}, "shop"), *records({2: [1]}, "bank")])
     found = compare_runs(a, b)
     assert [one.agent_a for one in found.agents] == ["shop"]
-    assert found.warnings == ["bank is left out: no task has reward in both"]
+    assert found.warnings == ["bank is left out: no task has reward in both runs"]
 
 
 def test_runs_that_share_nothing_are_refused(a: Path, b: Path) -> None:
@@ -252,9 +252,9 @@ def test_a_metric_that_is_not_there_is_refused_with_those_that_are(a: Path, b: P
     write(a, records({0: [{"reward": 1, "accuracy": 1, "steps": 3}]}))
     write(b, records({0: [{"reward": 1, "steps": 3}]}))
     message = refused(a, b, metric="rewrd")
-    assert message.startswith(f"{a}: no rollout has a number 'rewrd'; did you mean reward?")
+    assert message.startswith(f"{a}: no rollout has a numeric field 'rewrd'; did you mean reward?")
     assert message.endswith("+metric=<name>: accuracy, reward, steps")
-    assert refused(a, b, metric="accuracy").startswith(f"{b}: no rollout has a number 'accuracy'")
+    assert refused(a, b, metric="accuracy").startswith(f"{b}: no rollout has a numeric field 'accuracy'")
 
 
 def test_any_numeric_field_can_be_the_metric(a: Path, b: Path) -> None:
@@ -367,7 +367,7 @@ def test_another_input_is_noticed(a: Path, b: Path) -> None:
     found = compare_runs(a, b)
     assert found.same_tasks.first_different == (0, 1, 2, 3)
     assert found.warnings == [
-        "4 of 4 shared tasks are not the same task in both: 0, 1, 2, 3; compare runs of the same input"
+        "4 of 4 shared tasks are not the same task in both runs: 0, 1, 2, 3; compare runs of the same input"
     ]
     assert found.as_data()["warnings"] == found.warnings
 
@@ -377,7 +377,9 @@ def test_another_prompt_for_the_same_rows_is_told_apart(a: Path, b: Path) -> Non
     inputs(a, ["p", "q", "r", "s"])
     inputs(b, ["p", "q!", "r!", "s"])
     (warning,) = compare_runs(a, b).warnings
-    assert warning.startswith("2 of 4 shared tasks have another prompt in B, all else the same: 1, 2; unless")
+    assert warning.startswith(
+        "2 of 4 shared tasks have another prompt in B but are otherwise the same: 1, 2; unless"
+    )
 
 
 def prompted(questions: Sequence[str]) -> Rollouts:
@@ -395,7 +397,7 @@ def test_without_materialized_inputs_the_prompts_of_some_rollouts_are_compared(a
     assert (same.basis, same.shared, same.checked) == ("prompts in the rollouts", 300, 100)
     write(b, records(prompted(questions[::-1])))
     (warning,) = compare_runs(a, b).warnings
-    assert warning.startswith("100 of 100 shared tasks that were looked at (of 300) are not the same task")
+    assert warning.startswith("100 of 100 shared tasks that were checked (of 300) are not the same task")
 
 
 def test_torn_materialized_inputs_are_no_reason_to_fail(a: Path, b: Path) -> None:

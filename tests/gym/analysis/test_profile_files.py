@@ -163,7 +163,7 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
     ("rows", "results", "told"),
     [
         ([row(0, 0), TORN], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not JSON", "skip_bad_lines"]),
-        ([row(0, 0), "[1]"], [result(0, 0)], ["run_materialized_inputs.jsonl:2: no materialized input"]),
+        ([row(0, 0), "[1]"], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not a materialized input"]),
         ([row(0, 0), "", row(0, 1), row(0, 0)], [result(0, 0)], ["jsonl:4: repeats row 0:0 of line 1"]),
         ([row(0, 0)], [result(0, 0), TORN], ["run.jsonl:2: not JSON"]),
         ([row(0, 0)], [result(0, 0), {"reward": 1}], ["run.jsonl:2: no rollout"]),
@@ -172,12 +172,12 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
         (
             [row(0, 0), row(0, 1)],
             [result(0, 1), result(0, 0, agent_ref=OTHER)],
-            ["run.jsonl:2: mixed agents: rollout 0:0 is by other, task 0 is adder's", "skip_bad_lines"],
+            ["run.jsonl:2: mixed agents: rollout 0:0 is by other, task 0 belongs to adder", "skip_bad_lines"],
         ),
         (
             [row(0, 0, agent_ref=None), row(0, 1, agent_ref=None)],
             [result(0, 1), result(0, 0, agent_ref=OTHER)],
-            ["run.jsonl:1: mixed agents: rollout 0:1 is by adder, task 0 is other's"],
+            ["run.jsonl:1: mixed agents: rollout 0:1 is by adder, task 0 belongs to other"],
         ),
         (
             [row(0, 0)],
@@ -266,7 +266,7 @@ def test_files_that_are_not_there_say_which_run_leaves_them(files: Files) -> Non
     beside.unlink()
     files.assert_refused("other.jsonl: no such file", "leaves the materialized inputs beside its output")
     files.materialized = files.rollouts
-    files.assert_refused("named as the rollouts and as the materialized inputs")
+    files.assert_refused("given as both rollouts and materialized inputs")
     files.materialized = files.rollouts.parent
     files.assert_refused("cannot be read: Is a directory")
 

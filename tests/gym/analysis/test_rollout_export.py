@@ -367,7 +367,7 @@ def test_without_the_json_there_is_no_way_back(tmp_path: Path) -> None:
     source, target = write(tmp_path / "in.jsonl", rollout()), tmp_path / "out.parquet"
     assert export_rollouts(source, target, include_json=False) == (1, 7)
     assert "rollout_json" not in pq.read_schema(target).names
-    with pytest.raises(InputError, match=r"out\.parquet: has no column rollout_json"):
+    with pytest.raises(InputError, match=r"out\.parquet: no column rollout_json"):
         export_rollouts(target, tmp_path / "back.jsonl")
     assert not (tmp_path / "back.jsonl").exists()
 
@@ -421,19 +421,19 @@ def test_rows_stand_as_in_the_file_over_all_row_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "told"),
     [
-        ("in.jsonl", "out.csv", r"out\.csv: ends in \.csv; .* \.parquet or \.jsonl"),
-        ("in.json", "out.parquet", r"in\.json: ends in \.json;"),
-        ("in.jsonl", "out", "ends in nothing"),
+        ("in.jsonl", "out.csv", r"out\.csv: unknown type \.csv; .* \.parquet or \.jsonl"),
+        ("in.json", "out.parquet", r"in\.json: unknown type \.json;"),
+        ("in.jsonl", "out", r"unknown type \(none\)"),
         ("in.jsonl", "./in.jsonl", "the same file"),
         ("in.jsonl", "link.jsonl", "the same file"),
-        ("in.jsonl", "folder.parquet", "a folder"),
+        ("in.jsonl", "folder.parquet", "not a regular file"),
         ("in.jsonl", "in.jsonl/out.parquet", "cannot write in.jsonl/out.parquet: File exists"),
         ("gone.jsonl", "out.parquet", r"gone\.jsonl: cannot be read: No such file"),
         ("gone.parquet", "out.jsonl", r"gone\.parquet: no such file"),
-        ("a.parquet", "b.parquet", "Parquet file already"),
+        ("a.parquet", "b.parquet", "already a Parquet file"),
         ("not.parquet", "out.jsonl", r"not\.parquet: cannot be read as Parquet"),
         ("cut.parquet", "out.jsonl", r"cut\.parquet: cannot be read as Parquet"),
-        ("other.parquet", "out.jsonl", r"other\.parquet: has no column rollout_json"),
+        ("other.parquet", "out.jsonl", r"other\.parquet: no column rollout_json"),
         ("holes.parquet", "out.jsonl", r"holes\.parquet: row 2 has no rollout_json"),
     ],
 )
@@ -467,7 +467,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 export_rollouts("in.jsonl", "out.parquet")
 """
     done = run_python(tmp_path, script)
-    assert "ConfigError: cannot write out.parquet: File too large; make room" in done.stderr
+    assert "ConfigError: cannot write out.parquet: File too large; free disk space" in done.stderr
     assert (tmp_path / "out.parquet").read_text() == "as before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.parquet"]
 

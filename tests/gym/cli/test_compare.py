@@ -119,7 +119,8 @@ def test_two_agents_and_those_of_one_run_only_are_named(ng: Ng) -> None:
 
 def test_other_tasks_under_the_same_indices_are_warned_of(ng: Ng) -> None:
     write_inputs("b", {task: f"What is 3 + {task % 2}?" for task in range(4)})
-    warning = "4 of 4 shared tasks are not the same task in both: 0, 1, 2, 3; compare runs of the same input"
+    warning = "4 of 4 shared tasks are not the same task in both runs: 0, 1, 2, 3; "
+    warning += "compare runs of the same input"
     done = ng("compare", "a.jsonl", "b.jsonl")
     assert (done.code, done.out.splitlines()[2]) == (0, f"warning: {warning}")
     done = ng("compare", "a.jsonl", "b.jsonl", "--json")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.analysis.tokens.defects import DEFECTS
-from nemo_gym.analysis.tokens.report import NOT_SAID, OTHER_MODES, report_tokens
-from nemo_gym.analysis.tokens.texts import boxed_model
+from nemo_gym.analysis.tokens.report import OTHER_MODES, UNKNOWN_MODE, report_tokens
+from nemo_gym.analysis.tokens.texts import bundled_model
 from nemo_gym.errors import InputError
 from nemo_gym.records import BadLines
 from tests.support.token_rollouts import (
@@ -147,7 +147,7 @@ def test_ids_in_place_of_texts_are_no_texts(tmp_path: Path) -> None:
     assert {pair.seen_text for pair in one.tokens} == {None}
 
 
-@pytest.mark.skipif(boxed_model() is None, reason="the package with the small model is not installed")
+@pytest.mark.skipif(bundled_model() is None, reason="the package with the small model is not installed")
 def test_the_small_model_gives_texts_to_rollouts_that_name_it(tmp_path: Path) -> None:
     output = [{**message(), **bundle([1, 2], [17, 18])}, {**message(), **bundle([1, 2, 17, 19], [20])}]
     records = [
@@ -242,7 +242,7 @@ def test_the_kinds_of_log_probabilities_are_counted(tmp_path: Path) -> None:
     assert found.log_probs_modes == {
         "raw_logprobs": 2,
         "processed_logprobs": 1,
-        NOT_SAID: 2,
+        UNKNOWN_MODE: 2,
         "{'odd': 1}": 1,
     }
 
@@ -312,7 +312,7 @@ def test_a_rollout_with_a_key_needs_no_agent_and_still_stands_there_once(tmp_pat
 def test_a_line_with_neither_key_nor_response_is_no_rollout(tmp_path: Path) -> None:
     task = {"responses_create_params": {"input": "Add."}, "agent_ref": {"name": "adder"}}
     path = write(tmp_path / "tasks.jsonl", [task])
-    with pytest.raises(InputError, match=r"tasks.jsonl:1: no rollout: .*response.*; name a file of rollouts"):
+    with pytest.raises(InputError, match=r"tasks.jsonl:1: not a rollout: .*response.*; name a rollouts file"):
         report_tokens(path)
 
 

@@ -72,7 +72,7 @@ WHOLE = gguf([b"a", b"b"], [1, 1], b"gpt2")
 def test_a_gguf_file_that_is_broken_is_one_complaint(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"model.gguf: no vocabulary can be read .*\+tokenizer="):
+    with pytest.raises(InputError, match=r"model.gguf: cannot read a vocabulary .*\+tokenizer="):
         read_vocabulary(path)
 
 
