@@ -1,7 +1,7 @@
 """`make demo`: a small LLM on this machine plays eight tasks of the calculator four times each.
 
-It shows the command that is run, its progress, the metrics and the files, and one of the rollouts. The model
-is a real one, SmolLM2 with 135 million parameters: it is here for the plumbing, not for its capabilities.
+It shows the command, its progress, the metrics, the files and one of the rollouts. The model is SmolLM2 with
+135 million parameters: real, but too small to be good at the tasks.
 """
 
 import json
@@ -56,7 +56,7 @@ def show(rollout: dict[str, Any]) -> None:
     print("\nOne of the rollouts, after the worked examples in its prompt:")
     question = rollout["responses_create_params"]["input"][-1]
     for item in [question, *rollout["response"]["output"]]:
-        print(f"  {one_line(described(item))}")  # a model wrote it: made harmless
+        print(f"  {one_line(described(item))}")  # escapes control characters written by the model
     tokens = rollout["response"]["usage"]["total_tokens"]
     print(f"  reward {rollout['reward']} (expected {rollout['expected_answer']}), {tokens} tokens")
 

@@ -1,11 +1,11 @@
-"""Print the mean of every numeric field of a rollouts file as one JSON object, per agent if several.
+"""Print the mean of every numeric field of a rollouts file as a JSON object, per agent if there are several.
 
 example: python scripts/print_aggregate_results.py +jsonl_fpath=rollouts.jsonl
 
   +jsonl_fpath=  str, required
-      The rollouts, one JSON object a line. A relative path is one below the working directory.
+      The rollouts, one JSON object per line. A relative path is below the working directory.
 
-Equally: jsonl_fpath=x, ++jsonl_fpath=x, --jsonl_fpath x, --jsonl_fpath=x.
+Also accepted: jsonl_fpath=x, ++jsonl_fpath=x, --jsonl_fpath x, --jsonl_fpath=x.
 """
 
 import json
@@ -28,7 +28,7 @@ from nemo_gym.metrics import numeric_fields
 from nemo_gym.types import AGENT_REF_KEY_NAME
 
 NO_AGENT = "(no agent)"
-"""What rollouts that name no agent stand under, beside those that do."""
+"""The key for rollouts without an agent, if there are others."""
 
 
 class Options(BaseNeMoGymCLIConfig):
@@ -39,12 +39,12 @@ class Options(BaseNeMoGymCLIConfig):
 
 @dataclass
 class Mean:
-    """A mean in constant memory; the sum is Neumaier's, so it loses no digits over millions of values."""
+    """A mean in constant memory, with Neumaier summation, which stays exact over millions of values."""
 
     count: int = 0
     total: float = 0.0
     lost: float = 0.0
-    """What rounding took from the total so far."""
+    """The rounding error of the total so far."""
 
     def add(self, value: float) -> None:
         total = self.total + value
@@ -69,19 +69,19 @@ class AgentMeans:
             self.fields.setdefault(name, Mean()).add(value)
 
     def values(self) -> dict[str, float]:
-        """The reward first; a mean that no float can hold is left out."""
+        """The means, the reward first, without those that overflow."""
         names = sorted(self.fields, key=lambda name: name != "reward")
         means = {name: self.fields[name].value for name in names}
         return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
 def aggregate_results(path: Path) -> dict[str, Any]:
-    """Field → mean, or agent → field → mean where there are several agents."""
+    """Field → mean, or agent → field → mean if there are several agents."""
     agents: dict[str, AgentMeans] = {}
     for _, rollout in read_objects(path):
         agents.setdefault(agent_name(rollout), AgentMeans()).add(rollout)
     if not agents:
-        raise ConfigError(f"{path}: there are no rollouts in it; name a file that a collection wrote")
+        raise ConfigError(f"{path}: the file contains no rollouts; give the output of a collection")
     results = {name: means.values() for name, means in agents.items()}
     return results if len(results) > 1 else next(iter(results.values()))
 

@@ -1,6 +1,6 @@
-"""`make test`: the tests in two processes, since whole runs mostly wait; what the second says comes last.
+"""`make test`: runs the tests in two processes, because whole runs mostly wait.
 
-Arguments are handed to both.
+Both get the arguments of this script. The output of the second is printed at the end.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 TRAINING = {"test_grpo.py", "test_gym_groups.py"}
-"""Whole runs that compute instead of waiting: they go with the others, so that both take as long."""
+"""Whole runs that compute instead of waiting: they run with the other tests, so that both take as long."""
 WHOLE_RUNS = sorted(str(file) for file in Path("tests/e2e").glob("test_*.py") if file.name not in TRAINING)
 ALL_OTHERS = [f"--ignore={file}" for file in WHOLE_RUNS]
 

@@ -1,6 +1,6 @@
-"""An OpenAI-compatible endpoint that answers from a script: for the demo, the tests and the benchmarks.
+"""An OpenAI-compatible endpoint with scripted responses, for the tests and the benchmarks.
 
-It is a real HTTP server on a free loopback port, in a thread of its own.
+It is an HTTP server on a free loopback port, in its own thread.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from aiohttp import web
 
 Item = dict[str, Any]
 Output = list[Item] | web.Response
-"""The output items of an answer, or a whole answer."""
+"""The output items of a response, or a complete HTTP response."""
 Script = Callable[[dict[str, Any]], Output | Awaitable[Output]]
-"""Takes the body of a Responses request; a coroutine function may take its time, or never end."""
+"""Takes the body of a Responses request; a coroutine function may be slow, or never return."""
 
 
 def message(text: str) -> Item:
@@ -32,12 +32,12 @@ def function_call(name: str, call_id: str = "call_0", **arguments: Any) -> Item:
 
 
 def tool_outputs(request: dict[str, Any]) -> list[str]:
-    """What tools have said so far in a conversation."""
+    """The outputs of tools in the conversation so far."""
     return [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
 
 
 def user_text(request: dict[str, Any]) -> str:
-    """The last thing the user said."""
+    """The last message of the user."""
     texts = [item["content"] for item in request["input"] if item.get("role") == "user"]
     return str(texts[-1])
 
@@ -47,7 +47,7 @@ class ScriptedEndpoint:
 
     def __init__(self, script: Script) -> None:
         self.requests: list[dict[str, Any]] = []
-        """The bodies that came in."""
+        """The received bodies."""
         self.headers: list[dict[str, str]] = []
         self.base_url = ""
         self._script = script
@@ -71,11 +71,11 @@ class ScriptedEndpoint:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a configuration has to say to use this endpoint."""
+        """The settings that select this endpoint."""
         return {"policy_base_url": self.base_url, "policy_api_key": "no-key", "policy_model_name": "scripted"}
 
     def go_down(self) -> None:
-        """Break off every connection and refuse new ones."""
+        """Close every connection and refuse new ones."""
         self._run(self._stop())
 
     def come_back(self) -> None:
@@ -93,7 +93,7 @@ class ScriptedEndpoint:
         self._loop.run_forever()
         self._loop.run_until_complete(self._stop())
         hanging = asyncio.all_tasks(self._loop)
-        for task in hanging:  # scripts may hang for ever
+        for task in hanging:  # scripts may never return
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*hanging, return_exceptions=True))
         self._loop.close()

@@ -102,24 +102,24 @@ def test_help_names_the_field_and_an_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "told"),
+    ("content", "arguments", "reported"),
     [
         ("", (), ["jsonl_fpath: required"]),
         ("", ("rollouts.jsonl",), ["'rollouts.jsonl' has no `=`"]),
         ("", ("+jsonl_path=x",), ["did you mean +jsonl_fpath=x?"]),
         ("", ("+jsonl_fpath=gone.jsonl",), ["gone.jsonl: cannot be read: No such file"]),
         ("", ("+jsonl_fpath=.",), ["directory"]),
-        ("\n \n", ("+jsonl_fpath=rollouts.jsonl",), ["rollouts.jsonl: there are no rollouts"]),
+        ("\n \n", ("+jsonl_fpath=rollouts.jsonl",), ["rollouts.jsonl: the file contains no rollouts"]),
         ('{"reward": 1}\n\n{"rew', ("+jsonl_fpath=rollouts.jsonl",), ["rollouts.jsonl:3: not JSON"]),
         ("[1]", ("+jsonl_fpath=rollouts.jsonl",), ["rollouts.jsonl:1: a list, not a JSON object"]),
     ],
 )
-def test_mistakes_are_one_complaint(
-    tmp_path: Path, content: str, arguments: tuple[str, ...], told: list[str]
+def test_each_mistake_is_reported_as_one_error(
+    tmp_path: Path, content: str, arguments: tuple[str, ...], reported: list[str]
 ) -> None:
     (tmp_path / "rollouts.jsonl").write_text(content)
     done = run_script(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert done.stderr.partition(":")[0].endswith("Error")
-    assert all(text in done.stderr for text in told), done.stderr
+    assert all(text in done.stderr for text in reported), done.stderr

@@ -1,4 +1,4 @@
-"""Collections with an agent that answers `/run` as a file says, rollout by rollout: no model is asked."""
+"""Collections with an agent that takes its responses to `/run` from a file; no model is called."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ _CONFIG = "{name}: {{responses_api_agents: {{answering: {{entrypoint: app.py}}}}
 
 
 def write_agent(root: Path, names: Sequence[str] = (AGENT,)) -> str:
-    """The agent under `root`, once for each name; gives the path of its configuration."""
+    """Write the agent under `root`, with one instance per name; returns the path of its configuration."""
     config = "".join(_CONFIG.format(name=name) for name in names)
     folder = root / "responses_api_agents" / "answering"
     write_files(folder, {"app.py": _APP, "configs/answering.yaml": config})
@@ -66,7 +66,7 @@ def row(text: str = "hello", **fields: Any) -> dict[str, Any]:
 
 @dataclass
 class Playground:
-    """A folder, which must be the working directory, to collect in."""
+    """A folder to collect in; it must be the working directory."""
 
     folder: Path
     agents: Sequence[str] = (AGENT,)
@@ -83,11 +83,11 @@ class Playground:
         self.manifest = self.folder / "out" / "rollouts_manifest.json"
 
     def give(self, *rows: Mapping[str, Any]) -> None:
-        """The rows of the input."""
+        """Write the input file."""
         self.input.write_text("".join(json.dumps(one) + "\n" for one in rows))
 
     def answer(self, key: str, body: str | None = None, status: int = 200, **fields: Any) -> None:
-        """What the agent says from now on: a whole body, or the row with these fields."""
+        """Set the response of the agent for a key: a complete body, or the row with these fields."""
         self._answers[key] = {"body": body, "status": status, "fields": fields}
         (self.folder / "answers.json").write_text(json.dumps(self._answers))
 
@@ -113,18 +113,18 @@ class Playground:
             return await RolloutCollectionHelper().run_from_config(config)
 
     def played(self) -> list[str]:
-        """The keys of all tries since this was last asked, sorted."""
+        """The keys of all attempts since the last call, sorted."""
         file = self.folder / "played"
         keys = file.read_text().split() if file.exists() else []
         file.unlink(missing_ok=True)
         return sorted(keys)
 
     def bodies(self) -> list[bytes]:
-        """What the agent was sent, ever."""
+        """All request bodies that the agent has received."""
         return (self.folder / "bodies").read_bytes().splitlines()
 
     def names(self) -> set[str]:
-        """The files beside the output."""
+        """The names of the files in the output folder."""
         return {path.name for path in self.output.parent.iterdir()}
 
 

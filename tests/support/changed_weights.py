@@ -1,4 +1,4 @@
-"""Weights like those of the box that say other things."""
+"""Weights of the same shape as the default ones, with other output."""
 
 from pathlib import Path
 from shutil import copyfile
@@ -8,7 +8,7 @@ from nemo_gym.local_engine.gguf_file import read_gguf_file
 
 
 def write_changed_weights(file: Path) -> Path:
-    """The model in the box with its last norm turned back to front: as fluent as a die."""
+    """Write the default weights with the values of the last norm reversed; the output is noise."""
     copyfile(find_weights(), file)
     (place,) = [place for place in read_gguf_file(file).tensors if place.name == "output_norm.weight"]
     size = 4 * place.shape[0]

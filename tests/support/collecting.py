@@ -1,4 +1,4 @@
-"""Collections in real processes, the endpoint that they ask, and what must be true of what they leave."""
+"""Collections as processes, their model endpoint, and checks of their output."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ Key = tuple[int, int]
 CALCULATOR = "resources_servers/calculator/configs/calculator.yaml"
 MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
 LONGEST_S = 60.0
-"""Until a collection of these tests has ended, on a slow machine too."""
+"""The longest that a collection of these tests takes, also on a slow machine."""
 _PRELOADED = [
     "nemo_gym.cli.main",
     "nemo_gym.cli.collect_rollouts",
@@ -38,9 +38,9 @@ _PRELOADED = [
 ]
 
 Fault = Callable[[], object]
-"""Done in the process of a collector before it begins: a limit, or a system call that goes wrong."""
+"""Called in the process of a collector before it starts: sets a limit, or makes a system call fail."""
 Trouble = Callable[[int, int], Awaitable[Output | None]]
-"""Takes the number in a question and how often it was asked; gives None for the right answer."""
+"""Takes the number in a question and how often it was asked; returns None for the right answer."""
 
 
 async def no_trouble(number: int, times: int) -> None:
@@ -48,7 +48,7 @@ async def no_trouble(number: int, times: int) -> None:
 
 
 async def slow(number: int, times: int) -> None:
-    """As slow as needed for a kill to come in the middle."""
+    """Slow enough that a kill comes in the middle."""
     await asyncio.sleep(0.03)
 
 
@@ -62,7 +62,7 @@ def failing(status: int) -> web.Response:
 
 
 class Adder:
-    """The script of an endpoint that adds one, and counts who asks."""
+    """The script of an endpoint that adds one, and counts how often each number was asked."""
 
     def __init__(self, trouble: Trouble = no_trouble) -> None:
         self.trouble = trouble
@@ -77,7 +77,7 @@ class Adder:
 
 
 def question(number: int) -> dict[str, Any]:
-    """A row; its task index is the number, if the rows are those of 0, 1, 2, …"""
+    """A row; its task index is the number if the rows are those of 0, 1, 2, …"""
     text = f"What is {number} + 1?"
     return {
         "responses_create_params": {"input": [{"role": "user", "content": text}]},
@@ -86,10 +86,9 @@ def question(number: int) -> dict[str, Any]:
 
 
 class Collector:
-    """`ng_collect_rollouts` in a process and a session of its own.
+    """`ng_collect_rollouts` in its own process and session.
 
-    It is a fork of a process that has the modules loaded: as good as a new one, without the second that
-    imports take.
+    The process is a fork of one that has the modules loaded, which saves a second of imports.
     """
 
     def __init__(self, folder: Path, arguments: list[str], fault: Fault | None = None) -> None:
@@ -105,7 +104,7 @@ class Collector:
 
     @property
     def output(self) -> str:
-        """What it has written to both streams."""
+        """Its standard output and standard error so far."""
         return self.log.read_text() if self.log.exists() else ""
 
     @property
@@ -114,11 +113,11 @@ class Collector:
 
     def send(self, number: signal.Signals) -> None:
         if self.is_running:
-            with suppress(ProcessLookupError):  # it may end between the look and the signal
+            with suppress(ProcessLookupError):  # it may end before the signal
                 os.kill(self.pid, number)
 
     def wait(self, timeout_s: float = LONGEST_S) -> int:
-        """The exit code, once it has ended; one that does not end in time is killed."""
+        """Wait for its end and return the exit code; kills it and fails if it takes too long."""
         self.process.join(timeout_s)
         code = self.process.exitcode
         self.kill()
@@ -126,12 +125,12 @@ class Collector:
         return code
 
     def kill(self) -> None:
-        """End it, however it is, at once."""
+        """Kill it, whatever its state."""
         self.send(signal.SIGKILL)
         self.process.join(LONGEST_S)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Until something is true that this process brings about."""
+        """Wait until a condition holds; fails if the process ends before."""
         met = wait_until(lambda: condition() or not self.is_running, LONGEST_S)
         assert met and condition(), self.output
 
@@ -158,7 +157,7 @@ def _collect(folder: Path, arguments: list[str], log: Path, fault: Fault | None)
 
 @dataclass
 class Runs:
-    """Runs into one output, one after another, each checked against what was there before it."""
+    """Successive runs into one output, each checked against the state before it."""
 
     folder: Path
     endpoint: ScriptedEndpoint
@@ -198,7 +197,7 @@ class Runs:
         return self.start(fault, resume_from_cache="true", **settings)
 
     def finish(self, **settings: object) -> Collector:
-        """Resume to the end: what stood in the output before is not asked for again, and all is there."""
+        """Resume to the end; checks that no recorded rollout is played again and all are recorded."""
         done, asked = self.recorded(), self.adder.asked.copy()
         collector = self.resume(**settings)
         code = collector.wait()
@@ -208,7 +207,7 @@ class Runs:
         return collector
 
     def recorded(self) -> set[int]:
-        """The task indices of the whole lines in the output."""
+        """The task indices of the complete lines in the output."""
         numbers = set()
         for line in self._lines(self.output):
             with suppress(ValueError):
@@ -216,7 +215,7 @@ class Runs:
         return numbers
 
     def check_complete(self) -> None:
-        """Every key exactly once, every line whole and right, and a ledger that says so."""
+        """Check that every key is recorded exactly once, that every line is right, and the ledger."""
         planned = [key_of(json.loads(line)) for line in self._lines(materialized_path_for(self.output))]
         assert sorted(planned) == [(number, 0) for number in range(self.rollouts)]
         lines = self._lines(self.output)
@@ -230,10 +229,10 @@ class Runs:
         assert self.check_ledger()["succeeded"] == self.rollouts
         assert self.manifest["state"] == "complete"
         assert not status_path_for(self.output).exists()
-        assert not list(self.output.parent.glob(".*")), "something unfinished is left behind"
+        assert not list(self.output.parent.glob(".*")), "a temporary file remains"
 
     def check_ledger(self) -> dict[str, Any]:
-        """The ledger of the manifest, which adds up and agrees with the files."""
+        """The ledger of the manifest; checks that it adds up and matches the files."""
         ledger: dict[str, Any] = self.manifest["ledger"]
         assert ledger["planned"] == self.rollouts
         assert ledger["planned"] == ledger["succeeded"] + sum(ledger["failed"].values()) + ledger["not_run"]

@@ -1,4 +1,4 @@
-"""Component folders written on the spot: what a user's own folder looks like."""
+"""Writes component folders like those of a user."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -25,7 +25,7 @@ class Server(SimpleResourcesServer):
 
 ANSWER = "plain"
 """
-"""An environment with one route, /ask, that gives ANSWER; text after it may set that name anew."""
+"""An environment with one route, /ask, that returns ANSWER; text appended to it can change ANSWER."""
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ def write_files(folder: Path, files: dict[str, str]) -> None:
 
 
 def write_component(root: Path, name: str, app: str = SERVER, files: dict[str, str] | None = None) -> str:
-    """A resources server `name` under `root`; gives the path of its configuration, relative to the root."""
+    """Write a resources server under `root`; returns the path of its configuration, relative to `root`."""
     folder = root / "resources_servers" / name
     config = f"{name}:\n  resources_servers:\n    {name}: {{entrypoint: app.py, domain: other}}\n"
     write_files(folder, {"app.py": app, f"configs/{name}.yaml": config, **(files or {})})

@@ -1,4 +1,4 @@
-"""The processes of local engines, as the machine lists them."""
+"""The processes of local engines."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +9,7 @@ _MARK = b"nemo_gym.local_engine.engine_main"
 
 
 def engines_below(pid: int) -> list[int]:
-    """The engines that a process and those below it have started."""
+    """The engines among the descendants of a process."""
     found = []
     for descendant in descendants_of(pid):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""System calls that go wrong in the process of a collector: faults at the boundary to the system."""
+"""Makes system calls fail in the process of a collector."""
 
 import itertools
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 _STEPS = ("write", "ftruncate", "truncate", "fsync", "replace", "rename", "unlink")
-"""What changes a file, or makes the change last."""
+"""System calls that change a file or make the change durable."""
 
 
 def die_in_write(name: str, number: int, share: float) -> None:
-    """The so-manieth write to the file of this name is cut: a part arrives, and the process is killed."""
+    """Cut the n-th write (`number`) to files of this name: write part of the data, then kill the process."""
     write, numbers = os.write, itertools.count(1)
 
     def cut(descriptor: int, data: bytes) -> int:
@@ -26,7 +26,7 @@ def die_in_write(name: str, number: int, share: float) -> None:
 
 
 def die_before_step(number: int, folder: Path) -> None:
-    """The process is killed before the so-manieth change of a file in the folder."""
+    """Kill the process before the n-th change (`number`) of a file in the folder."""
     numbers = itertools.count(1)
 
     def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def die_before_step(number: int, folder: Path) -> None:
 
 
 def limit_file_size(size: int) -> None:
-    """No file gets larger than this: a write beyond it fails as on a full disk."""
+    """Limit the size of files: a write beyond it fails as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 

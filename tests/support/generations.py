@@ -1,4 +1,4 @@
-"""Requests to a generation backend, and the check that its log-probs are the model's."""
+"""Requests to a generation backend, and a check of its log-probs against the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from nemo_rl.models.generation.interfaces import GenerationConfig, GenerationInt
 
 
 def generation_config(**changes: Any) -> GenerationConfig:
-    """Unfiltered, at temperature 1, 24 tokens."""
+    """A configuration without filters, at temperature 1, with 24 new tokens."""
     return {
         "backend": "transformers",
         "max_new_tokens": 24,
@@ -27,7 +27,7 @@ def generation_config(**changes: Any) -> GenerationConfig:
 def batch_of(
     prompts: Sequence[Sequence[int]], *, width: int | None = None, **others: Any
 ) -> BatchedDataDict[Any]:
-    """Padded on the right, to `width` if given, with a token that is not the pad token."""
+    """Prompts padded on the right, to `width` if given, with a token that is not the pad token."""
     width = width or max(map(len, prompts))
     rows = [[*prompt, *[5] * (width - len(prompt))] for prompt in prompts]
     lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int32)
@@ -41,7 +41,7 @@ def random_prompts(count: int, *, longest: int, seed: int = 0) -> list[list[int]
 
 
 def generated_tokens(output: Mapping[str, Any]) -> list[list[int]]:
-    """What each row was continued with."""
+    """The generated tokens of each row."""
     ends, counts = output["unpadded_sequence_lengths"].tolist(), output["generation_lengths"].tolist()
     return [
         ids[end - count : end].tolist()
@@ -50,7 +50,7 @@ def generated_tokens(output: Mapping[str, Any]) -> list[list[int]]:
 
 
 async def last_output(generation: GenerationInterface, data: BatchedDataDict[Any], **options: Any) -> Any:
-    """What a rollout keeps of `generate_async`."""
+    """The last output of `generate_async`, which is the one that a rollout keeps."""
     outputs = [output async for _, output in generation.generate_async(data, **options)]
     return outputs[-1]
 

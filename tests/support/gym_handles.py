@@ -1,4 +1,4 @@
-"""Gym handles that give what they are told to, in both forms, and the groups that are played with them."""
+"""Gym handles with scripted results, as a stream or as a batch, and the groups played with them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ CONFIG: Any = {
 
 
 def result(reward: float = 1.0, answer: Sequence[int] = (21, 2), **fields: Any) -> Result:
-    """One turn on the prompt `11 12`."""
+    """The result of a rollout with one turn after the prompt `11 12`."""
     return {
         "message_log": [
             {"role": "user", "content": "", "token_ids": torch.tensor([11, 12])},
@@ -41,16 +41,16 @@ def result(reward: float = 1.0, answer: Sequence[int] = (21, 2), **fields: Any) 
 
 
 Play = Callable[[Row], Awaitable[Result]]
-"""Gives a row's result, or raises."""
+"""Returns the result of a row, or raises."""
 
 
 async def well(row: Row) -> Result:
-    """The first token tells the row."""
+    """Succeed; the first token identifies the row."""
     return result(reward=row["_rowidx"], answer=(20 + row["_rowidx"], 2))
 
 
 class Handle:
-    """Notes which rows each call was given, and which were cancelled."""
+    """Records the rows of each call, and which of them were cancelled."""
 
     def __init__(self, play: Play = well) -> None:
         self.play = play
@@ -71,7 +71,7 @@ class Handle:
 
 
 class Streaming(Handle):
-    """An async generator, in the order in which rows are done."""
+    """`run_rollouts` is an async generator that yields rows as they finish."""
 
     async def run_rollouts(
         self, rows: list[Row], tokenizer: Any, timer_prefix: str
@@ -90,7 +90,7 @@ class Streaming(Handle):
 
 
 class Batch(Handle):
-    """A coroutine."""
+    """`run_rollouts` is a coroutine that returns all rows."""
 
     async def run_rollouts(
         self, rows: list[Row], tokenizer: Any, timer_prefix: str
@@ -101,7 +101,7 @@ class Batch(Handle):
 
 
 class Scripted(Handle):
-    """A stream that gives these rows and then raises the error, if there is one; a script for each call."""
+    """A stream that yields the given rows and then raises the error, if any; one script per call."""
 
     def __init__(self, *scripts: tuple[list[Any], Exception | None]) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Scripted(Handle):
 
 
 def sample(idx: int = 7, **fields: Any) -> Any:
-    """A prompt."""
+    """A prompt as a trainer passes it."""
     params = {"input": [{"role": "user", "content": "11 12"}]}
     return {
         "message_log": [{"role": "user", "content": "", "token_ids": torch.zeros(0, dtype=torch.int64)}],

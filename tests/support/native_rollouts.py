@@ -1,4 +1,4 @@
-"""Native groups of a scripted policy and environment."""
+"""Native groups with a scripted policy and environment."""
 
 import asyncio
 from typing import Any

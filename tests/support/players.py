@@ -1,4 +1,4 @@
-"""Scripts for a scripted endpoint that play the shipped environments and the foreign ones well."""
+"""Scripts for a scripted endpoint that solve the tasks of the included and the foreign environments."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ from scripts.scripted_endpoint import Item, function_call, message, tool_outputs
 
 
 def play(request: dict[str, Any]) -> list[Item]:
-    """The next move in whichever environment the tools belong to."""
+    """The next output in the environment that the tools belong to."""
     if request["model"] == "judge":
         return [message("[[yes]]" if "a piano" in user_text(request) else "[[no]]")]
     names = {tool["name"] for tool in request.get("tools", [])}

@@ -1,4 +1,4 @@
-"""A policy and an environment that follow a script, for rollouts whose every token is known beforehand."""
+"""A policy and an environment that follow a script, for rollouts in which every token is known."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -13,7 +13,7 @@ from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentRet
 
 @dataclass
 class Turn:
-    """What the policy says in one turn."""
+    """The output of the policy in one turn."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float] | None = None
@@ -21,14 +21,14 @@ class Turn:
     worker: int | list[int] | None = None
     error: Exception | None = None
     after: asyncio.Event | None = None
-    """Waited for before it is said."""
+    """The policy waits for it before it responds."""
     sets: asyncio.Event | None = None
-    """Set when it is said."""
+    """Set when the policy responds."""
 
 
 @dataclass
 class Step:
-    """What the environment says to it."""
+    """The reaction of the environment to a turn."""
 
     observation: str = "31"
     reward: float = 0.0
@@ -41,9 +41,9 @@ class Step:
 
 @dataclass
 class ScriptedGeneration:
-    """Answers a request with the turn that its place in the script says: by trajectory, then by turn.
+    """Responds to a request with the next turn of its trajectory in the script.
 
-    Trajectories are told apart by the order of their first requests.
+    Trajectories are numbered by the order of their first requests.
     """
 
     script: Sequence[Sequence[Turn]]
@@ -68,7 +68,7 @@ class ScriptedGeneration:
         yield 0, self._output(data, turn)
 
     def _trajectory(self) -> int:
-        """One task plays one trajectory."""
+        """The number of the trajectory that the current asyncio task plays."""
         task: Any = asyncio.current_task()
         number: int = getattr(task, "scripted_trajectory", -1)
         if number < 0:
@@ -97,7 +97,7 @@ class ScriptedGeneration:
 
 @dataclass
 class ScriptedEnvironment(EnvironmentInterface[dict[str, Any]]):
-    """Answers the n-th step of a conversation with the n-th step of its script."""
+    """Responds to the n-th turn of a conversation with the n-th step of the script."""
 
     script: Sequence[Step]
     seen: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
@@ -120,4 +120,4 @@ class ScriptedEnvironment(EnvironmentInterface[dict[str, Any]]):
     def global_post_process_and_metrics(
         self, batch: BatchedDataDict[Any]
     ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
-        raise AssertionError("a rollout never calls it")
+        raise AssertionError("a rollout must not call this")

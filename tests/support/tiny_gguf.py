@@ -1,4 +1,4 @@
-"""A Llama of two layers as a GGUF file, with random weights, that transformers and llama.cpp read too."""
+"""Writes a GGUF file of a two-layer Llama with random weights, which transformers and llama.cpp can read."""
 
 from collections.abc import Mapping
 from pathlib import Path

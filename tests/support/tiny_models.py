@@ -1,8 +1,8 @@
-"""Causal language models small enough for a test, with random weights, and a tokenizer made in memory.
+"""Very small causal language models with random weights, and a tokenizer.
 
-The tokenizer splits at white space and knows 64 words: four special ones (pad 0, unknown 1, end of sequence
-2, begin of sequence 3), six of punctuation, the numbers 0 to 5 and the words w16 to w63. Text of known
-words, one blank between them, comes back as it was.
+The tokenizer splits at white space. Its 64 words are four special tokens (pad 0, unknown 1, end of sequence
+2, begin of sequence 3), six punctuation marks, the numbers 0 to 5 and the words w16 to w63. Known words
+separated by single spaces survive a round trip.
 """
 
 import torch
@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-# Two threads would spend more time waiting for each other than models of this size take.
+# For models of this size, synchronizing two threads costs more than the work.
 torch.set_num_threads(1)
 
 VOCABULARY_SIZE = 64

@@ -1,4 +1,4 @@
-"""Rollouts with token ids, written as a collector writes them, and the report on a file of them."""
+"""Rollouts with token ids, as a collector writes them, and the token report of a file of them."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from nemo_gym.analysis.tokens.findings import TokenReport
 from nemo_gym.analysis.tokens.report import report_tokens
 
 Turn = tuple[list[int], list[int], list[dict[str, Any]]]
-"""Prompt, generation, and the items that come with it; the last carries the tokens."""
+"""Prompt, generation, and the output items of the turn; the last item carries the token ids."""
 
 
 def message(text: str = "", **fields: Any) -> dict[str, Any]:
@@ -50,13 +50,13 @@ def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
 
 
 def check(tmp_path: Path, *outputs: Any, **options: Any) -> TokenReport:
-    """The report of a file with a rollout for each output."""
+    """The report of a file with one rollout per output."""
     records = [record(output, task) for task, output in enumerate(outputs)]
     return report_tokens(write(tmp_path / "rollouts.jsonl", records), **options)
 
 
 def played(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The output of a rollout of these turns."""
+    """The output items of a rollout with these turns."""
     output: list[dict[str, Any]] = []
     for prompt, generation, items in turns:
         *before, last = items

@@ -1,9 +1,9 @@
-"""A tokenizer whose text is its tokens: integers with spaces between them."""
+"""A tokenizer whose text is the token ids, separated by spaces."""
 
 from typing import Any
 
 SPECIAL = (0, 2)
-"""Padding and the end of a sequence."""
+"""The ids of padding and of the end of a sequence."""
 
 
 class ToyTokenizer:

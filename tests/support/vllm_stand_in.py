@@ -1,12 +1,12 @@
-"""A stand-in for vLLM's server: its routes and payloads, a toy model behind them.
+"""A stand-in for vLLM's server: its routes and payloads with a toy model.
 
 Payloads follow vLLM's documentation: "OpenAI-Compatible Server" (docs.vllm.ai/en/latest/serving/
 openai_compatible_server.html) for the routes, `/tokenize` and the extra parameters `return_token_ids` and
-`return_tokens_as_token_ids`, and the fields that those add to an answer.
+`return_tokens_as_token_ids`, and the fields that they add to a response.
 
-It is a real HTTP server on a free loopback port, in a thread of its own. The tokenizer writes text in pairs
-of bytes while the model samples single bytes, so whoever tokenises a generation again gets other ids than
-those that were sampled. Log-probabilities follow from the ids alone.
+It is an HTTP server on a free loopback port, in its own thread. The tokenizer encodes pairs of bytes, but the
+model samples single bytes, so tokenizing a generation again gives other ids than those that were sampled.
+Log-probabilities depend only on the ids.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from aiohttp import web
 
 Body = dict[str, Any]
 Style = Literal["ids", "strings", "policy", "silent"]
-"""How token ids are given: as vLLM does since 0.10.2; as it did before; as a trainer's policy server does,
-which puts them on the message and takes those of the history; not at all."""
+"""How token ids are returned: as by vLLM since 0.10.2; as by vLLM before; as by a trainer's policy server,
+which puts them on the message and reuses those of the history; not at all."""
 
 BEGIN, EOS = 1, 2
 _SPECIAL = {"<|im_start|>": BEGIN, "<|im_end|>": EOS}
@@ -34,7 +34,7 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
 
 
 def tokenize(text: str) -> list[int]:
-    """Text as this tokenizer writes it: special tokens, then bytes two by two."""
+    """The ids of a text: special tokens, and pairs of bytes."""
     tokens: list[int] = []
     for piece in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
         if piece in _SPECIAL:
@@ -47,7 +47,7 @@ def tokenize(text: str) -> list[int]:
 
 
 def sample(text: str) -> list[int]:
-    """A generation of that text, as the model samples it: byte by byte."""
+    """The ids of a text as the model samples it: byte by byte."""
     return [_BYTE + byte for byte in text.encode()]
 
 
@@ -95,7 +95,7 @@ def _content(message: Body) -> str:
 
 @dataclass
 class Asked:
-    """A request that came in."""
+    """A received request."""
 
     path: str
     body: Body
@@ -110,7 +110,7 @@ def error(message: str, status: int = 400, *, nested: bool = True) -> web.Respon
 
 
 class VLLMStandIn:
-    """`with VLLMStandIn(write) as vllm:` serves at `vllm.base_url`; `write` gives the text for a prompt."""
+    """`with VLLMStandIn(write) as vllm:` serves at `vllm.base_url`; `write` returns the text for a prompt."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class VLLMStandIn:
         intercept: Callable[[str, Body], web.Response | None] = lambda path, body: None,
         alter: Callable[[Body], None] = lambda answer: None,
     ) -> None:
-        """`reasoning_field`: where the reasoning parser puts what was thought; None: it is off.
-        `intercept` may answer in the server's place; `alter` may change a generation's answer."""
+        """`reasoning_field` is where the reasoning parser puts the reasoning; None switches the parser off.
+        `intercept` may return a response instead of the server's; `alter` may change a response."""
         self.asked: list[Asked] = []
         self.base_url = ""
         self._write = write
@@ -152,7 +152,7 @@ class VLLMStandIn:
         return [asked.body for asked in self.asked if asked.path == path]
 
     def go_down(self) -> None:
-        """Break off every connection and refuse new ones."""
+        """Close every connection and refuse new ones."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
 
     def _serve(self) -> None:
@@ -203,7 +203,7 @@ class VLLMStandIn:
         )
 
     def _prompt(self, body: Body) -> list[int]:
-        """The messages as ids; a policy server keeps those that the history brings along."""
+        """The messages as ids; a policy server reuses the ids of the history."""
         known = [
             at
             for at, message in enumerate(body["messages"])
@@ -217,7 +217,7 @@ class VLLMStandIn:
         return [*seen, *tokenize("\n" + render(rest))]
 
     def _generate(self, prompt: list[int], limit: int | None) -> tuple[list[int], str]:
-        """The ids of a generation and why it ended."""
+        """The ids of a generation and its finish reason."""
         tokens = [*sample(self._write(detokenize(prompt))), EOS]
         room = self._max_model_len - len(prompt)
         most = min(room, limit if limit is not None else room)
