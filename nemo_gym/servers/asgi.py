@@ -1,7 +1,7 @@
 """ASGI without a server: the scope, the receiving and the sending side of a request made in this process."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,6 +12,10 @@ from nemo_gym.http import Call
 
 Reply = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers without the content length, body. Status 0: there is nothing to send, or nothing left."""
+
+
+SET_COOKIES_KEY = "nemo_gym.set_cookies"
+"""In the scope of a request with a session: a function that gives the Set-Cookie headers of its response."""
 
 
 class Collector:
@@ -45,12 +49,13 @@ class Collector:
         return self.status, headers, b"".join(self.body)
 
 
-def adding_header(send: Send, name: str, value: str) -> Send:
-    """A sending side that adds a header to the response; the response object stays as it is."""
+def adding_headers(send: Send, headers: Callable[[], Iterable[tuple[str, str]]]) -> Send:
+    """A sending side that adds headers when the response starts; the response object stays as it is."""
 
     async def send_with_header(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).append(name, value)
+            for name, value in headers():
+                MutableHeaders(scope=message).append(name, value)
         await send(message)
 
     return send_with_header

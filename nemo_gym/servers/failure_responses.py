@@ -29,8 +29,8 @@ from nemo_gym.http import (
     ServerCallError,
     ServerUnreachableError,
 )
-from nemo_gym.servers.asgi import adding_header
-from nemo_gym.servers.sessions import Session, SessionEndedError, SessionStore
+from nemo_gym.servers.asgi import SET_COOKIES_KEY, adding_headers
+from nemo_gym.servers.sessions import SessionEndedError
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +123,9 @@ def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
 class FailureMiddleware:
     """Gives requests that go through the ASGI application the same failure responses."""
 
-    def __init__(self, app: ASGIApp, failures: Failures, sessions: SessionStore) -> None:
+    def __init__(self, app: ASGIApp, failures: Failures) -> None:
         self.app = app
         self.failures = failures
-        self.sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -147,6 +146,6 @@ class FailureMiddleware:
                 self.failures.log(error)
                 return
             response = await self.failures.respond_to(error, Request(scope, receive))
-            if isinstance(session := scope.get("session"), Session):
-                send = adding_header(send, "set-cookie", self.sessions.set_cookie(session.id, session))
+            if SET_COOKIES_KEY in scope:
+                send = adding_headers(send, scope[SET_COOKIES_KEY])
             await response(scope, receive, send)

@@ -21,7 +21,7 @@ from nemo_gym.http import Call, ClientResponse, ServerUnreachableError
 from nemo_gym.servers.asgi import (
     Collector,
     Reply,
-    adding_header,
+    adding_headers,
     cookies_of,
     is_json,
     local_scope,
@@ -38,7 +38,7 @@ from nemo_gym.servers.direct_endpoint import (
     is_direct_supported,
 )
 from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
-from nemo_gym.servers.run_sessions import RUN_PATH
+from nemo_gym.servers.run_sessions import RUN_PATH, AgentRequest
 from nemo_gym.servers.session_middleware import close_session, is_close_session, sessions_of
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import CLOSE_SESSION_PATH
@@ -80,7 +80,7 @@ class HostedServer:
         self.state: Mapping[str, Any] = {}
         self._background: set[asyncio.Task[None]] = set()
         """Tasks that run on after the response to a caller in this process."""
-        app.add_middleware(FailureMiddleware, failures=self.failures, sessions=self.sessions)
+        app.add_middleware(FailureMiddleware, failures=self.failures)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -99,8 +99,6 @@ class HostedServer:
 
     def send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
         """The response to a caller in this process: `http.transport.Transport`."""
-        if self._is_direct and is_close_session(call.method, call.path):
-            return self._close_session(call)
         endpoint = None if call.query else self._endpoints.get((call.method, call.path))
         if endpoint is not None and (endpoint.body_field is None or call.is_json):
             try:
@@ -109,6 +107,8 @@ class HostedServer:
                 pass
             else:
                 return self._respond(endpoint, arguments, _LocalRequest(self, call))
+        if self._is_direct and is_close_session(call.method, call.path):
+            return self._close_session(call)
         return self._send_through_app(call)
 
     async def _close_session(self, call: Call) -> ClientResponse:
@@ -158,10 +158,6 @@ class HostedServer:
         """Respond to a caller over HTTP."""
         endpoint = None
         if scope["type"] == "http" and not scope["query_string"]:
-            if self._is_direct and is_close_session(scope["method"], scope["path"]):
-                await close_session(self.sessions, self.sessions.cookie_in(cookies_of(scope)))
-                await send_reply(send, (204, [], b""))
-                return
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
         if endpoint is None or (endpoint.body_field is not None and not is_json(scope)):
             await self.app(scope, receive, send)
@@ -180,9 +176,8 @@ class HostedServer:
 
     async def _respond(self, endpoint: Endpoint, arguments: dict[str, Any], request: "_Request[R]") -> R:
         """Call the endpoint; its result, or whatever it raises, becomes a response."""
-        run = None
-        if self._runs is not None and endpoint is self._run_endpoint:
-            run = self._runs.begin(request.cookies())
+        if self._runs is not None:
+            request.agent_request = self._runs.begin(request.cookies(), closes=endpoint is self._run_endpoint)
         reply: Reply
         try:
             if request.ended is not None:
@@ -195,18 +190,18 @@ class HostedServer:
                 self.failures.add_cause(value.headers, value.status_code)
                 reply = await request.send(value)
             elif carrier is None:
-                reply = endpoint.status, [_JSON, request.cookie()], request.encode(endpoint, value)
+                reply = endpoint.status, [_JSON, *request.set_cookies()], request.encode(endpoint, value)
             else:
                 status = carrier.status_code or endpoint.status
                 body = endpoint.encode(value, status)
                 self.failures.add_cause(carrier.headers, status)
-                reply = status, [_JSON, *carrier.headers.items(), request.cookie()], body
+                reply = status, [_JSON, *carrier.headers.items(), *request.set_cookies()], body
         except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response
             reply = await request.send(await self.failures.respond_to(error, request.build()))
         finally:
             request.close()
-            if run is not None:
-                await run.end()
+            if request.agent_request is not None:
+                await request.agent_request.end()
         return request.respond(reply)
 
 
@@ -216,13 +211,14 @@ class _Request(Generic[R]):
     Each transport has its own subclass, which makes of a reply what that transport's caller gets.
     """
 
-    __slots__ = ("_server", "_session", "ended", "session_id")
+    __slots__ = ("_server", "_session", "agent_request", "ended", "session_id")
 
     def __init__(self, server: HostedServer, cookie: "str | Morsel[str] | None", path: str) -> None:
         sessions = server.sessions
         self._server = server
+        self.agent_request: AgentRequest | None = None
         self.session_id = sessions.identify(cookie, path)
-        self.ended = sessions.ended(self.session_id)
+        self.ended = sessions.ended(self.session_id) if self.session_id in sessions.ended_ids else None
         # A session with content is in use from here on, so that it is not dropped meanwhile.
         self._session = sessions.open(self.session_id) if sessions.holds(self.session_id) else None
 
@@ -230,9 +226,10 @@ class _Request(Generic[R]):
         if self._session is not None:
             self._server.sessions.close(self._session)
 
-    def cookie(self) -> tuple[str, str]:
-        """The header that carries the session, as it is now."""
-        return "set-cookie", self._server.sessions.set_cookie(self.session_id, self._session)
+    def set_cookies(self) -> list[tuple[str, str]]:
+        """The headers that carry the session, as it is now, and those of other servers that are passed on."""
+        own = ("set-cookie", self._server.sessions.set_cookie(self.session_id, self._session))
+        return [own] if self.agent_request is None else [*self.agent_request.passed_on(), own]
 
     def cookies(self) -> Mapping[str, str]:
         """All cookies that came with it."""
@@ -254,10 +251,10 @@ class _Request(Generic[R]):
 
     async def send(self, response: Response) -> Reply:
         """A response object of the endpoint. If its background task fails, the response is the same."""
-        cookie = self.cookie()
         if is_plain(response):
-            return response.status_code, [*headers_of(response), cookie], bytes(response.body)
-        return await self._send_itself(response, cookie)
+            headers = [*headers_of(response), *self.set_cookies()]
+            return response.status_code, headers, bytes(response.body)
+        return await self._send_itself(response)
 
     def _scope(self) -> Scope:
         raise NotImplementedError  # each transport has its own
@@ -265,7 +262,7 @@ class _Request(Generic[R]):
     def _receive(self) -> Receive:
         raise NotImplementedError  # each transport has its own
 
-    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Reply:
+    async def _send_itself(self, response: Response) -> Reply:
         raise NotImplementedError  # each transport has its own
 
 
@@ -301,9 +298,9 @@ class _LocalRequest(_Request[ClientResponse]):
     def _receive(self) -> Receive:
         return receive_body(self._call.body)
 
-    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Reply:
+    async def _send_itself(self, response: Response) -> Reply:
         collector = Collector()
-        send = adding_header(collector.send, *cookie)
+        send = adding_headers(collector.send, self.set_cookies)
         return await self._server.first_reply(response(self._scope(), self._receive(), send), collector)
 
 
@@ -331,10 +328,10 @@ class _HttpRequest(_Request[Reply]):
     def _receive(self) -> Receive:
         return receive_body(self._body, self._receive_more)
 
-    async def _send_itself(self, response: Response, cookie: tuple[str, str]) -> Reply:
+    async def _send_itself(self, response: Response) -> Reply:
         collector = Collector(self._pass_on)
         try:
-            await response(self._scope(), self._receive(), adding_header(collector.send, *cookie))
+            await response(self._scope(), self._receive(), adding_headers(collector.send, self.set_cookies))
         except Exception as error:  # the boundary of a server
             if not collector.status:
                 raise

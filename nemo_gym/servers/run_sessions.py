@@ -32,9 +32,9 @@ class RunSessions:
         self._warned: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def begin(self, cookies: Mapping[str, str]) -> "Run":
-        """A run starts, with the cookies of its request."""
-        return Run(self, cookies)
+    def begin(self, cookies: Mapping[str, str], *, closes: bool) -> "AgentRequest":
+        """A request to the agent starts, with these cookies; `closes` if it is a run."""
+        return AgentRequest(self, cookies, closes)
 
     def start_closing(self, sessions: Iterable[ReceivedSession]) -> "asyncio.Task[None]":
         """In a task of its own, which goes on if the run is cancelled."""
@@ -72,20 +72,32 @@ class RunSessions:
         logger.log(level, "%s: a session could not be closed: %s", server_name, reason)
 
 
-class Run:
-    """One run, from its request to its end. The code in between is the one that `current_sessions` is for."""
+class AgentRequest:
+    """One request to an agent; `current_sessions` is for the code that serves it.
 
-    def __init__(self, closer: RunSessions, cookies: Mapping[str, str]) -> None:
+    A run closes the sessions that began in it. Any other request, such as the agent's call of its own
+    `/v1/responses`, passes their cookies on to its caller, also with an error.
+    """
+
+    def __init__(self, closer: RunSessions, cookies: Mapping[str, str], closes: bool) -> None:
         self._closer = closer
+        self._closes = closes
         self._received = ReceivedSessions(cookies)
         self._token = current_sessions.set(self._received)
 
+    def passed_on(self) -> list[tuple[str, str]]:
+        """The Set-Cookie headers for the caller."""
+        kept = () if self._closes else self._received.kept.values()
+        return [("set-cookie", f"{one.cookie_name}={one.cookie_value}; Path=/") for one in kept]
+
     async def end(self) -> None:
-        """Close the sessions; wait for it only if the run was not cancelled."""
+        """Close the sessions that the caller does not know. Does not wait for it if it was cancelled."""
         current_sessions.reset(self._token)
         if not self._received.kept:
             return
-        closing = self._closer.start_closing(self._received.kept.values())
         running = asyncio.current_task()
-        if running is None or not running.cancelling():
-            await asyncio.wait({closing}, timeout=self._closer.timeout_s)
+        is_cancelled = running is not None and running.cancelling() > 0
+        if self._closes or is_cancelled:
+            closing = self._closer.start_closing(self._received.kept.values())
+            if not is_cancelled:
+                await asyncio.wait({closing}, timeout=self._closer.timeout_s)

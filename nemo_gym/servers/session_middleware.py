@@ -4,11 +4,10 @@ from http.cookies import Morsel
 from typing import NamedTuple
 
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.servers.asgi import cookies_of, send_reply
-from nemo_gym.servers.run_sessions import RUN_PATH, Run, RunSessions
+from nemo_gym.servers.asgi import SET_COOKIES_KEY, adding_headers, cookies_of, send_reply
+from nemo_gym.servers.run_sessions import RUN_PATH, AgentRequest, RunSessions
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import CLOSE_SESSION_PATH, session_id_in
 from nemo_gym.undocumented.starlette_internals import parse_cookies
@@ -43,22 +42,22 @@ class SessionMiddleware:
             raise ended
         session = self.store.open(session_id)
         scope["session"] = session
+        request: AgentRequest | None = None
+        if self.runs is not None:
+            is_run = scope["path"] == RUN_PATH and scope["method"] == "POST"
+            request = self.runs.begin(parse_cookies(cookies), closes=is_run)
 
-        async def send_with_cookie(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                header = self.store.set_cookie(session.id, session)
-                MutableHeaders(scope=message).append("set-cookie", header)
-            await send(message)
+        def set_cookies() -> list[tuple[str, str]]:
+            own = ("set-cookie", self.store.set_cookie(session.id, session))
+            return [own] if request is None else [*request.passed_on(), own]
 
-        run: Run | None = None
-        if self.runs is not None and is_run(scope["method"], scope["path"]):
-            run = self.runs.begin(parse_cookies(cookies))
+        scope[SET_COOKIES_KEY] = set_cookies
         try:
-            await self.app(scope, receive, send_with_cookie)
+            await self.app(scope, receive, adding_headers(send, set_cookies))
         finally:
             self.store.close(session)
-            if run is not None:
-                await run.end()
+            if request is not None:
+                await request.end()
 
     def _closing_on_shutdown(self, receive: Receive) -> Receive:
         """Sessions that are open at shutdown end before the application's own shutdown begins."""
@@ -92,10 +91,6 @@ def sessions_of(app: FastAPI) -> AppSessions | None:
 
 def is_close_session(method: str, path: str) -> bool:
     return path == CLOSE_SESSION_PATH and method == "POST"
-
-
-def is_run(method: str, path: str) -> bool:
-    return path == RUN_PATH and method == "POST"
 
 
 async def close_session(store: SessionStore, cookie: "str | Morsel[str] | None") -> None:

@@ -67,16 +67,18 @@ class SessionPolicy:
 
 
 class _RecentIds(OrderedDict[str, None]):
-    """The last ids that were added."""
+    """The last ids that were added; `all_ids` has them too."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, all_ids: set[str]) -> None:
         super().__init__()
         self._limit = limit
+        self._all_ids = all_ids
 
     def add(self, session_id: str) -> None:
         self[session_id] = None
+        self._all_ids.add(session_id)
         if len(self) > self._limit:
-            self.popitem(last=False)
+            self._all_ids.discard(self.popitem(last=False)[0])
 
 
 class SessionStore:
@@ -100,8 +102,10 @@ class SessionStore:
         self._in_use: dict[str, Session] = {}
         self._kept: OrderedDict[str, Session] = OrderedDict()
         """Those that no request uses, the longest unused first."""
-        self._evicted = _RecentIds(self._policy.evicted_ids)
-        self._closed = _RecentIds(self._policy.closed_ids)
+        self.ended_ids: set[str] = set()
+        """Ids that are refused."""
+        self._evicted = _RecentIds(self._policy.evicted_ids, self.ended_ids)
+        self._closed = _RecentIds(self._policy.closed_ids, self.ended_ids)
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     def identify(self, cookie: "str | Morsel[str] | None", path: str = "") -> str:
@@ -110,7 +114,7 @@ class SessionStore:
         Seeding begins a session: it gets a new id if the one it came with has ended.
         """
         session_id = session_id_in(cookie)
-        if session_id is None or (path == SEED_SESSION_PATH and self.ended(session_id)):
+        if session_id is None or (path == SEED_SESSION_PATH and session_id in self.ended_ids):
             return self._prefix + secrets.token_hex(16)
         return session_id
 
@@ -148,7 +152,7 @@ class SessionStore:
         self._in_use.pop(session.id, None)
         if session.unused is not None:
             session.unused.set()
-        if not self._is_kept(session) or self.ended(session.id):
+        if not self._is_kept(session) or session.id in self.ended_ids:
             return
         self._kept[session.id] = session
         if len(self._kept) > self._policy.capacity:
@@ -157,7 +161,7 @@ class SessionStore:
     async def end(self, session_id: str) -> None:
         """End a session once the requests that use it are over; nothing to do if there is none."""
         ending = self._ending.get(session_id)
-        if ending is None and self.ended(session_id) is None:
+        if ending is None and session_id not in self.ended_ids:
             ending = self._start_ending(session_id)
         if ending is not None:  # goes on if the caller does not wait for it
             await asyncio.shield(ending)

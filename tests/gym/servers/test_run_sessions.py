@@ -66,7 +66,9 @@ class Walker(SimpleResponsesAPIAgent):
         if body.get("seeds"):
             seeded = await self.server_client.post("env", "/seed_session", json={}, cookies=cookies)
             cookies.update({name: morsel.value for name, morsel in seeded.cookies.items()})
-        for name, value in cookies.items():
+        if body.get("breaks"):
+            raise RuntimeError("lost")
+        for name, value in cookies.items() if body.get("hands_on", True) else ():
             response.set_cookie(name, value)
         return {}
 
@@ -75,6 +77,7 @@ class Walker(SimpleResponsesAPIAgent):
         if not body.get("seeds"):
             cookies.update((await self.server_client.post("env", "/seed_session", json={})).cookies)
         played = await self.server_client.post("agent", "/v1/responses", json=body, cookies=cookies)
+        played.raise_for_status()
         cookies = dict(played.cookies)
         if body.get("fails"):
             raise RuntimeError("lost")
@@ -146,6 +149,23 @@ def test_sessions_are_closed_after_a_failed_run_and_the_error_is_the_runs(transp
         async with world.open(transport) as client:
             done = await client.post("agent", "/run", json={"fails": True})
             assert (done.status, await done.json()) == (500, "RuntimeError('lost')")
+            assert (len(world.rooms.closed), world.rooms.rooms) == (1, {})
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("agent", ["plain", "with an application of its own"])
+@pytest.mark.parametrize("row", [{"breaks": True}, {"hands_on": False}])
+def test_session_that_began_in_a_nested_call_is_closed_though_the_agent_does_not_hand_it_on(
+    transport: str, agent: str, row: dict[str, Any]
+) -> None:
+    world = World(agent=Walker if agent == "plain" else WithAppOfItsOwn)
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            done = await client.post("agent", "/run", json={"seeds": True, **row})
+            assert done.ok is not row.get("breaks", False)
+            await until(lambda: world.rooms.closed)
             assert (len(world.rooms.closed), world.rooms.rooms) == (1, {})
 
     asyncio.run(run())
