@@ -1,4 +1,4 @@
-"""The number that an answer ends with, and whether it is the expected one."""
+"""Extracts the last number of an answer and compares it with the expected one."""
 
 import re
 
@@ -6,7 +6,7 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseOutputMessage,
 
 RELATIVE_TOLERANCE = 1e-6
 MAX_TOLERANCE = 1e-3
-"""However large the expected answer, a whole number beside it is wrong."""
+"""Upper bound of the tolerance: a neighbouring whole number is wrong, however large the expected answer."""
 
 _CANDIDATE = re.compile(
     r"""
@@ -15,7 +15,7 @@ _CANDIDATE = re.compile(
     (?<![A-Za-z0-9_])(?<![0-9][-/:.,\u2212])
     (?P<digits>(?:(?<![\w.])\.)?[0-9][0-9.,]*+)
     (?P<exponent>[eE][-+]?[0-9]++)?+
-    (?![-/:\u2212][0-9])                # parts of dates, times and fractions are no answers
+    (?![-/:\u2212][0-9])                # parts of dates, times and fractions do not count
     """,
     re.VERBOSE,
 )
@@ -23,7 +23,7 @@ _WELL_FORMED = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[1-9][0-9]{0,2}(?:,[0-9
 
 
 def last_number(text: str) -> str | None:
-    """The last well-formed number in a text, without separators: "It is $1,081.50." gives "1081.50"."""
+    """The last well-formed number of a text, without separators: "It is $1,081.50." gives "1081.50"."""
     number = None
     for candidate in _CANDIDATE.finditer(text):
         digits = candidate["digits"].rstrip(".,") if not candidate["exponent"] else candidate["digits"]
@@ -34,7 +34,7 @@ def last_number(text: str) -> str | None:
 
 
 def is_same_number(found: str | None, expected: str) -> bool:
-    """Whether the number found is the expected one, up to rounding."""
+    """Whether the number found equals the expected one, up to rounding."""
     target = last_number(expected)
     if target is None:
         raise ValueError(f"expected_answer {expected!r} is not a number")
@@ -45,7 +45,7 @@ def is_same_number(found: str | None, expected: str) -> bool:
 
 
 def last_message_text(response: NeMoGymResponse) -> str:
-    """What the model wrote in its last message."""
+    """The text of the model's last message."""
     for item in reversed(response.output):
         if isinstance(item, NeMoGymResponseOutputMessage):
             return "".join(part.text for part in item.content if isinstance(part, NeMoGymResponseOutputText))

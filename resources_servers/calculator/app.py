@@ -1,4 +1,4 @@
-"""Arithmetic questions with a calculator: the last number of the answer is what counts."""
+"""Arithmetic questions with a calculator as a tool. The verifier reads the last number of the answer."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -29,7 +29,7 @@ class CalculatorVerifyRequest(BaseVerifyRequest):
 class CalculatorVerifyResponse(BaseVerifyResponse):
     expected_answer: str
     extracted_answer: str | None
-    """The last number of the last message, without separators; None where it has none."""
+    """The last number of the last message, without separators; None if it has none."""
     used_calculator: bool
 
 
@@ -42,7 +42,7 @@ class CalculatorServer(SimpleResourcesServer):
         return app
 
     async def calculator(self, body: CalculatorRequest) -> str:
-        """The value as a bare JSON string, "36"; where there is none, the reason for the model to read."""
+        """The value as a JSON string, such as "36", or an error message for the model."""
         try:
             return format_number(evaluate(body.expression))
         except ExpressionError as error:

@@ -1,7 +1,7 @@
-"""Arithmetic on text, exact and bounded: an expression is parsed by Python, never executed by it.
+"""Evaluates arithmetic expressions exactly: Python parses the text but never executes it.
 
-Invariant: whatever the text, the answer or the error is there within milliseconds. At most 200 characters
-bound the nesting, the exponent and the size of every intermediate value have limits of their own.
+Invariant: every text gives a value or an error within milliseconds. The length limit of 200 characters bounds
+the nesting; exponents and intermediate values have their own limits.
 """
 
 import ast
@@ -14,7 +14,7 @@ MAX_LENGTH = 200
 MAX_EXPONENT = 10_000
 MAX_MAGNITUDE = 10**100
 MAX_EXACT_BITS = 16_384
-"""Size of a denominator up to which fractions stay exact; larger ones are rounded to a float."""
+"""Fractions with a larger denominator are rounded to a float."""
 DECIMALS = 10
 
 _PLAIN_SIGNS = str.maketrans({"\u00d7": "*", "\u00f7": "/", "\u2212": "-", "^": "**"})
@@ -36,11 +36,11 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 
 
 class ExpressionError(ValueError):
-    """Why an expression has no value, in words for the model that wrote it."""
+    """Why an expression has no value; the message is for the model that wrote it."""
 
 
 def evaluate(expression: str) -> Fraction:
-    """The value of an arithmetic expression; ExpressionError where it has none."""
+    """The value of an arithmetic expression; raises ExpressionError if it has none."""
     if len(expression) > MAX_LENGTH:
         raise ExpressionError(f"the expression is longer than {MAX_LENGTH} characters")
     source = _python_source(expression)
@@ -57,9 +57,9 @@ def evaluate(expression: str) -> Fraction:
 
 
 def format_number(value: Fraction) -> str:
-    """A value as people write it: whole ones without `.0`, others with at most ten decimals."""
+    """A value as people write it: a whole number without `.0`, others with at most ten decimals."""
     if value and abs(value) < Fraction(1, 1000):
-        return f"{float(value):.10g}"  # fixed decimals would leave few digits of it
+        return f"{float(value):.10g}"  # ten decimals would keep too few digits
     scale = 10**DECIMALS
     whole, decimals = divmod(round(abs(value) * scale), scale)
     sign = "-" if value < 0 else ""
@@ -75,7 +75,7 @@ def _python_source(expression: str) -> str:
 def _value(node: ast.AST, source: str) -> Fraction:
     match node:
         case ast.Constant(value=int() | float()):
-            # The digits as they stand: 0.1 is a tenth, not the nearest float.
+            # From the source text: 0.1 is exactly a tenth, not the nearest float.
             literal = source[node.col_offset : node.end_col_offset]
             return Fraction(literal) if 0 < node.value <= MAX_MAGNITUDE else _bounded(node.value)
         case ast.UnaryOp(op=ast.UAdd() | ast.USub()):

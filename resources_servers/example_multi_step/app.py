@@ -1,7 +1,6 @@
-"""A walk through a warehouse: each shelf tells the next, so the list takes one call for every shelf.
+"""Stocktaking in a warehouse: each shelf names the next one, so the model needs one call per shelf.
 
-The verifier compares the list of the last submission with the expected one: same numbers, same order,
-same length.
+The verifier compares the last submitted list with the expected one: same numbers, same order, same length.
 """
 
 from fastapi import FastAPI, HTTPException
@@ -60,11 +59,11 @@ class ExampleMultiStepVerifyRequest(BaseVerifyRequest):
 class ExampleMultiStepVerifyResponse(BaseVerifyResponse):
     expected_units: list[int]
     submitted_units: list[int] | None
-    """None where nothing was submitted, or no list of whole numbers."""
+    """None if there is no submission, or if it is not a list of whole numbers."""
     num_correct: int
-    """Places at which both lists have the same number."""
+    """The number of positions at which both lists have the same number."""
     accuracy: float
-    """`num_correct` by the length of the longer list."""
+    """`num_correct` divided by the length of the longer list."""
 
 
 class ExampleMultiStepServer(SimpleResourcesServer):
@@ -99,7 +98,7 @@ class ExampleMultiStepServer(SimpleResourcesServer):
 
 
 def last_submission(response: NeMoGymResponse) -> list[int] | None:
-    """The list that the last call of `submit_units` named, as the tool itself would read it."""
+    """The list in the last call of `submit_units`, parsed as the tool parses it."""
     for item in reversed(response.output):
         if isinstance(item, NeMoGymResponseFunctionToolCall) and item.name == "submit_units":
             try:

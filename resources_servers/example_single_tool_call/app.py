@@ -1,4 +1,4 @@
-"""The smallest environment: one tool, and every rollout is good."""
+"""The smallest environment: one tool, and reward 1.0 for every rollout."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel

@@ -1,7 +1,7 @@
-"""What makes two conversations the same: digests of prompts and of what a model said.
+"""Digests that identify conversations, computed from their prompts and generated items.
 
-Invariant: the forms of one conversation have the same digests: a text or its parts, with or without ids,
-token ids, empty messages and reasoning, which agents and converters keep, change or drop.
+Invariant: all forms of a conversation have the same digests: text or parts, with or without ids, token ids,
+empty messages and reasoning. Agents and converters may keep, change or drop these.
 """
 
 import json
@@ -20,39 +20,39 @@ _VOLATILE = frozenset(
     {"id", "status", "prompt_token_ids", "generation_token_ids", "generation_log_probs"}
     | {"generation_log_probs_mode"}
 )
-"""Fields that say nothing about what an item means."""
+"""Fields that do not change the meaning of an item."""
 _NOT_GENERATED = frozenset({"item_reference", "mcp_approval_response"})
 
 
-class Said(NamedTuple):
-    """One item of a conversation, as far as it counts."""
+class ItemContent(NamedTuple):
+    """The part of an item that identifies a conversation."""
 
     content: bytes
-    """The same for all forms of the item; empty where others may drop it."""
+    """The same for all forms of the item; empty if agents may drop the item."""
     is_generated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A conversation with one of its beginnings taken as the prompt."""
+    """One way to read a conversation: its first items are the prompt."""
 
     prompt: int
-    """Digest of the prompt, in which order counts."""
+    """Digest of the prompt; depends on the order of its items."""
     key: int
-    """Digest of the prompt and of all that the model said since, in any order."""
+    """Digest of the prompt and of all items generated since; does not depend on their order."""
     runs: int
-    """Runs of generated items after the prompt: the model calls, if nothing was changed."""
+    """Runs of generated items after the prompt: one per model call if the agent changed nothing."""
 
 
 def encoded(value: Any, option: int = 0) -> bytes:
     try:
         return orjson.dumps(value, option=option)
-    except TypeError:  # whole numbers beyond 64 bits, half a surrogate pair
+    except TypeError:  # integers beyond 64 bits, lone surrogates
         return json.dumps(value, sort_keys=True).encode()
 
 
 def decoded(data: bytes) -> Any:
-    """JSON as data; raises ValueError. Half surrogate pairs and NaN, which orjson refuses, are read too."""
+    """JSON as data; raises ValueError. Accepts lone surrogates and NaN too, which orjson rejects."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -60,77 +60,77 @@ def decoded(data: bytes) -> Any:
 
 
 def items_of(params: Mapping[str, Any]) -> list[Item]:
-    """The conversation of a request: a text is a user message, instructions are a system message."""
-    given = params.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+    """The conversation of a request: a string is a user message, instructions are a system message."""
+    value = params.get("input")
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else list(value or ())
     instructions = params.get("instructions")
     return [{"role": "system", "content": instructions}, *items] if instructions else items
 
 
 def is_generated(item: Item) -> bool:
-    """Whether a model wrote the item, not a user, a tool or an agent."""
+    """Whether a model generated the item, not a user, a tool or an agent."""
     kind = item.get("type") or "message"
     if kind == "message":
         return item.get("role") == "assistant"
     return not kind.endswith("_output") and kind not in _NOT_GENERATED
 
 
-def heard(items: Iterable[Item]) -> list[Said]:
-    return [Said(_content(item), is_generated(item)) for item in items]
+def contents_of(items: Iterable[Item]) -> list[ItemContent]:
+    return [ItemContent(_content(item), is_generated(item)) for item in items]
 
 
-def prompt_digest(said: Iterable[Said]) -> int:
+def prompt_digest(items: Iterable[ItemContent]) -> int:
     hasher = blake2b(digest_size=_DIGEST_BYTES)
-    for one in said:
-        if one.content:
-            hasher.update(one.content)
+    for item in items:
+        if item.content:
+            hasher.update(item.content)
     return int.from_bytes(hasher.digest())
 
 
-def prompt_size(said: Iterable[Said]) -> int:
-    """How many items of a prompt count."""
-    return sum(1 for one in said if one.content)
+def prompt_size(items: Iterable[ItemContent]) -> int:
+    """The number of items in a prompt, without those that agents may drop."""
+    return sum(1 for item in items if item.content)
 
 
-def continued(key: int, said: Iterable[Said]) -> int:
-    """The key of a conversation after more was said: only what the model generated counts."""
-    for one in said:
-        if one.is_generated and one.content:
-            key += int.from_bytes(blake2b(one.content, digest_size=_DIGEST_BYTES).digest())
+def continued(key: int, items: Iterable[ItemContent]) -> int:
+    """The key of a conversation after more items: only generated ones change it."""
+    for item in items:
+        if item.is_generated and item.content:
+            key += int.from_bytes(blake2b(item.content, digest_size=_DIGEST_BYTES).digest())
     return key & _MASK
 
 
-def readings(said: Sequence[Said], sizes: Collection[int]) -> list[Reading]:
-    """Every way to take a prompt of one of these sizes off the conversation, the longest first.
+def readings(items: Sequence[ItemContent], sizes: Collection[int]) -> list[Reading]:
+    """All readings of a conversation whose prompt has one of these sizes, the longest prompt first.
 
-    What follows a prompt begins with something that the model said, so all else is no reading.
+    A prompt is followed by a generated item or by nothing.
     """
     found: list[Reading] = []
     hasher, size, longest = blake2b(digest_size=_DIGEST_BYTES), 0, max(sizes, default=0)
-    if 0 in sizes and (not said or said[0].is_generated):
-        found.append(_reading(int.from_bytes(hasher.digest()), said))
-    for place, one in enumerate(said, 1):
-        if one.content:
-            hasher.update(one.content)
+    if 0 in sizes and (not items or items[0].is_generated):
+        found.append(_reading(int.from_bytes(hasher.digest()), items))
+    for end, item in enumerate(items, 1):
+        if item.content:
+            hasher.update(item.content)
             size += 1
-            if size in sizes and (place == len(said) or said[place].is_generated):
-                found.append(_reading(int.from_bytes(hasher.digest()), said[place:]))
+            if size in sizes and (end == len(items) or items[end].is_generated):
+                found.append(_reading(int.from_bytes(hasher.digest()), items[end:]))
         if size == longest:
             break
     return found[::-1]
 
 
-def first_reading(said: Sequence[Said]) -> Reading:
-    """The conversation with all before the first generated item as its prompt."""
-    size = next((place for place, one in enumerate(said) if one.is_generated), len(said))
-    return _reading(prompt_digest(said[:size]), said[size:])
+def first_reading(items: Sequence[ItemContent]) -> Reading:
+    """The reading whose prompt is everything before the first generated item."""
+    size = next((index for index, item in enumerate(items) if item.is_generated), len(items))
+    return _reading(prompt_digest(items[:size]), items[size:])
 
 
-def _reading(prompt: int, rest: Sequence[Said]) -> Reading:
-    runs, goes_on = 0, False
-    for one in rest:
-        runs += one.is_generated and not goes_on
-        goes_on = one.is_generated
+def _reading(prompt: int, rest: Sequence[ItemContent]) -> Reading:
+    runs, in_run = 0, False
+    for item in rest:
+        runs += item.is_generated and not in_run
+        in_run = item.is_generated
     return Reading(prompt, continued(prompt, rest), runs)
 
 
@@ -149,7 +149,7 @@ def _content(item: Item) -> bytes:
 
 
 def _text(content: Any) -> Any:
-    """A text, whether it came as one or in parts; with other parts among them, the list."""
+    """The text of a string or of text parts; the list of parts if some are not text."""
     if not isinstance(content, list):
         return content or ""
     parts = [_part(part) for part in content]

@@ -1,7 +1,7 @@
-"""Faults on purpose: which request gets one, and what it looks like to the caller.
+"""Injected faults: which request gets one, and what the caller receives.
 
-Invariant: a fault depends on the seed, on the request and on how often it was asked, never on the clock or on
-other requests; so a run can be repeated, and a request that is sent again has a new chance.
+Invariant: a fault depends on the seed, on the request and on how many times it was sent before, never on the
+clock or on other requests. So a run can be repeated, and a retried request may succeed.
 """
 
 from enum import StrEnum
@@ -18,7 +18,7 @@ from nemo_gym.server_utils import ClientResponse
 
 _Rate = Field(default=0.0, ge=0.0, le=1.0)
 _ROUNDING = 1e-9
-"""Rates such as ten times 0.1 add up to a little more than 1."""
+"""Rates such as ten times 0.1 add up to slightly more than 1."""
 
 
 class Fault(StrEnum):
@@ -32,44 +32,44 @@ class Fault(StrEnum):
     NAN_LOG_PROBS = "nan_log_probs"
 
 
-ANSWERED = frozenset({Fault.SLOW, Fault.EMPTY_OUTPUT, Fault.NAN_LOG_PROBS})
-"""Those after which the conversation goes on; after any other the caller has nothing."""
+WITH_RESPONSE = frozenset({Fault.SLOW, Fault.EMPTY_OUTPUT, Fault.NAN_LOG_PROBS})
+"""Faults with a model response, after which the conversation continues; the others give an error."""
 
 
 class FaultsConfig(BaseModel):
-    """How much goes wrong. A rate is a share of requests, from 0 to 1; a request has one fault at most."""
+    """The rate of each fault: its share of requests, from 0 to 1. A request has at most one fault."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     rate_limited: float = _Rate
-    """Answered 429 with Retry-After."""
+    """Status 429 with Retry-After."""
     retry_after_s: float = Field(default=1.0, ge=0.0)
-    """The wait, in seconds, that such an answer asks for."""
+    """The Retry-After of `rate_limited`, in seconds."""
     server_error: float = _Rate
-    """Answered 500."""
+    """Status 500."""
     disconnect: float = _Rate
-    """The connection closes before the answer is whole."""
+    """The connection closes before the response is complete."""
     hang: float = _Rate
-    """No answer as long as the caller waits; so it needs a timeout."""
+    """No response as long as the caller waits; the caller needs a timeout."""
     garbage_json: float = _Rate
-    """Answered 200 with a body that is not JSON."""
+    """Status 200 with a body that is not JSON."""
     slow: float = _Rate
-    """The right answer, `slow_s` later."""
+    """The recorded response, `slow_s` later."""
     slow_s: float = Field(default=30.0, ge=0.0)
-    """How much later, in seconds."""
+    """The delay of `slow`, in seconds."""
     empty_output: float = _Rate
-    """A valid answer with no output items."""
+    """A valid response without output items."""
     nan_log_probs: float = _Rate
-    """A NaN (null in JSON) among the log-probabilities; only answers that have some can get it."""
+    """A NaN (null in JSON) among the log-probabilities; has no effect on responses without any."""
     seed: int = 0
-    """Another seed, other requests that get a fault."""
+    """Selects which requests get a fault."""
 
     @model_validator(mode="after")
-    def _adds_up(self) -> "FaultsConfig":
+    def _check_sum(self) -> "FaultsConfig":
         total = sum(self.rates.values())
         if total > 1.0 + _ROUNDING:
-            given = ", ".join(f"{fault} {rate:g}" for fault, rate in self.rates.items() if rate)
-            raise ValueError(f"the rates add up to {total:g} ({given}); lower them to 1 or less in all")
+            rates = ", ".join(f"{fault} {rate:g}" for fault, rate in self.rates.items() if rate)
+            raise ValueError(f"the rates add up to {total:g} ({rates}); their sum must be 1 or less")
         return self
 
     @property
@@ -78,16 +78,17 @@ class FaultsConfig(BaseModel):
 
 
 class Dice:
-    """Decides who gets a fault."""
+    """Decides which requests get a fault."""
 
     def __init__(self, config: FaultsConfig) -> None:
-        given = [(fault, rate) for fault, rate in config.rates.items() if rate]
-        ends = accumulate(rate for _, rate in given)
-        self._ends = [(end, fault) for end, (fault, _) in zip(ends, given, strict=True)]
+        rates = [(fault, rate) for fault, rate in config.rates.items() if rate]
+        ends = accumulate(rate for _, rate in rates)
+        self._ends = [(end, fault) for end, (fault, _) in zip(ends, rates, strict=True)]
         self._seed = str(config.seed).encode()
 
     def throw(self, key: int, place: int, number: int) -> Fault | None:
-        """The fault of a request: its conversation, which of several like it, and how often it was asked."""
+        """The fault of a request, from the key of its conversation, the place of its rollout among those of
+        the prompt, and how many times it was sent before."""
         if not self._ends:
             return None
         thrown = blake2b(pack("<QQQ", key, place, number), digest_size=8, key=self._seed[:64])
@@ -95,9 +96,9 @@ class Dice:
         return next((fault for end, fault in self._ends if chance < end), None)
 
 
-class BrokenOff(Response):
-    """An answer that ends after its headers: over HTTP the server then closes the connection, in one process
-    the caller is told that the answer broke off."""
+class BrokenResponse(Response):
+    """A response that ends after its headers. Over HTTP the server then closes the connection; in one process
+    the call raises an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
@@ -105,39 +106,39 @@ class BrokenOff(Response):
 
 
 class Hanging(Response):
-    """Sends nothing until the caller has gone; a caller in this process cancels it."""
+    """Sends nothing until the caller disconnects; a caller in this process cancels it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
 
-def refusal(fault: Fault, config: FaultsConfig, server: str) -> Response:
-    """The answer that stands for a fault after which the caller has nothing."""
+def fault_response(fault: Fault, config: FaultsConfig, server: str) -> Response:
+    """The HTTP response of a fault without a model response."""
     match fault:
         case Fault.RATE_LIMITED:
             body = b'{"error": {"message": "injected fault: rate limited", "code": 429}}'
             headers = {"Retry-After": f"{config.retry_after_s:g}"}
             return Response(body, 429, headers, "application/json")
         case Fault.SERVER_ERROR:
-            # As an error of a call, because an answer of 500 that a server chose itself counts as data.
+            # Raised as the error of a call: a 500 that a server returns itself would count as a data failure.
             ClientResponse(500, (), b"injected fault: server error", url=server).raise_for_status()
         case Fault.DISCONNECT:
-            return BrokenOff()
+            return BrokenResponse()
         case Fault.HANG:
             return Hanging()
         case Fault.GARBAGE_JSON:
             return Response(b'{"id": "resp_injected_fault", "output": [{"ty', media_type="application/json")
-    raise ValueError(f"{fault} has an answer")
+    raise ValueError(f"{fault} has a model response")
 
 
-def spoiled(answer: dict[str, Any], fault: Fault | None) -> dict[str, Any]:
-    """The answer with what the fault does to it; what came in stays as it is."""
+def with_fault(response: dict[str, Any], fault: Fault | None) -> dict[str, Any]:
+    """The model response with the effect of the fault; the argument is not changed."""
     if fault is Fault.EMPTY_OUTPUT:
-        return {**answer, "output": []}
+        return {**response, "output": []}
     if fault is Fault.NAN_LOG_PROBS:
-        return {**answer, "output": [_with_nan(item) for item in answer["output"]]}
-    return answer
+        return {**response, "output": [_with_nan(item) for item in response["output"]]}
+    return response
 
 
 def _with_nan(item: dict[str, Any]) -> dict[str, Any]:

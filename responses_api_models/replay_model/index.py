@@ -1,7 +1,7 @@
-"""The index of a rollouts file: where the rollouts of each prompt stand.
+"""The index of a rollouts file: where the rollouts of each prompt are.
 
-Invariant: the rollouts of one prompt have numbers in a row, in the order of their `_ng_rollout_index`. A
-rollout takes 32 bytes here; its line is read when it is wanted.
+Invariant: the rollouts of one prompt have consecutive numbers, in the order of their `_ng_rollout_index`. A
+rollout takes 32 bytes here; its line is read when needed.
 """
 
 from array import array
@@ -14,8 +14,8 @@ from typing import Any
 
 from nemo_gym.config_types import ConfigError
 from responses_api_models.replay_model.conversations import (
+    contents_of,
     decoded,
-    heard,
     items_of,
     prompt_digest,
     prompt_size,
@@ -24,32 +24,32 @@ from responses_api_models.replay_model.turns import call_seconds
 
 _READ_BYTES = 1 << 18
 NO_SEED = (1 << 64) - 1
-"""In the place of a seed where there is none."""
+"""Stands for a missing seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the file that holds a rollout."""
+    """One line of the file, with its rollout."""
 
     offset: int
     size: int
     place: str
-    """File and number, for people."""
+    """File and line number, for messages."""
     record: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
     prompts: "array[int]"
-    """Digest of each rollout's prompt, sorted."""
+    """The digest of each rollout's prompt, sorted."""
     offsets: "array[int]"
     sizes: "array[int]"
     seeds: "array[int]"
-    """What the requests of each rollout were seeded with, as `seed_number` gives it."""
+    """The seed of each rollout's requests, as a `seed_number`."""
     prompt_sizes: frozenset[int]
-    """How many items the prompts have."""
+    """The sizes of the prompts, in items."""
     first_untimed: str | None
-    """The first line that does not say how long its call took."""
+    """The place of the first rollout without the times of its call."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -60,7 +60,7 @@ class Index:
         return range(first, bisect_right(self.prompts, prompt, lo=first))
 
     def with_seed(self, group: range, seed: int) -> Iterator[int]:
-        """Those of a prompt's rollouts that had the seed, in their order."""
+        """The rollouts in `group` that have this seed, in order."""
         start = group.start
         while seed != NO_SEED:
             try:
@@ -72,13 +72,13 @@ class Index:
 
 
 def seed_number(seed: Any) -> int:
-    """A seed in 64 bits; `NO_SEED` for what is no whole number.
+    """A seed in 64 bits; `NO_SEED` if it is not a whole number.
 
-    Two seeds share a number only if they are a multiple of 2**64 - 1 apart, as 0 and 2**64 - 1 are. Beyond 64
-    bits a seed stands for the float nearest to it, which is all that JSON readers make of it.
+    Two seeds have the same number only if they differ by a multiple of 2**64 - 1, as 0 and 2**64 - 1 do. A
+    seed beyond 64 bits is replaced by the nearest float, as JSON readers do.
     """
     if type(seed) is int and not -(1 << 63) <= seed < 1 << 64:
-        with suppress(OverflowError):  # beyond the range of a float readers keep all of it
+        with suppress(OverflowError):  # beyond the range of floats, JSON readers keep the exact number
             seed = float(seed)
     if type(seed) is float and seed.is_integer():
         seed = int(seed)
@@ -86,16 +86,16 @@ def seed_number(seed: Any) -> int:
 
 
 def index_of(path: Path) -> Index:
-    """Read the whole file once; a line that is no rollout is an error."""
+    """Read the whole file once; a line that is not a rollout is an error."""
     prompts, offsets, sizes, seeds, repeats = (array("Q") for _ in range(5))
     prompt_sizes: set[int] = set()
     first_untimed = None
     for line in _lines(path):
         record = line.record
         params = record["responses_create_params"]
-        said = heard(items_of(params))
-        prompts.append(prompt_digest(said))
-        prompt_sizes.add(prompt_size(said))
+        prompt = contents_of(items_of(params))
+        prompts.append(prompt_digest(prompt))
+        prompt_sizes.add(prompt_size(prompt))
         offsets.append(line.offset)
         sizes.append(line.size)
         seeds.append(seed_number(params.get("seed")))
@@ -103,7 +103,7 @@ def index_of(path: Path) -> Index:
         if first_untimed is None and call_seconds(record["response"]) is None:
             first_untimed = line.place
     if not prompts:
-        raise ConfigError(f"{path}: holds no rollouts; name a file that ng_collect_rollouts wrote")
+        raise ConfigError(f"{path}: contains no rollouts; name a rollouts file of ng_collect_rollouts")
     # Two stable sorts: by repeat, then by prompt.
     order = sorted(range(len(prompts)), key=repeats.__getitem__)
     order.sort(key=prompts.__getitem__)
@@ -132,32 +132,32 @@ def _lines(path: Path) -> Iterator[Line]:
                     yield Line(offset, len(data), place, _checked(data, place))
                 offset += len(data)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; make it a readable file") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a readable file") from error
 
 
 def _checked(data: bytes, place: str) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = decoded(data)  # or anything else, until `_problem` has seen it
+        record: dict[str, Any] = decoded(data)  # may be anything until `_problem` has checked it
     except (ValueError, RecursionError) as error:
         if not data.endswith(b"\n"):
             raise ConfigError(
-                f"{place}: the last line is torn; finish the recorded run with +resume_from_cache=true, "
+                f"{place}: the last line is incomplete; finish the recorded run with +resume_from_cache=true "
                 "or remove the line"
             ) from error
         raise ConfigError(f"{place}: not JSON: {error}; repair or remove the line") from error
     problem = _problem(record)
     if problem:
-        raise ConfigError(f"{place}: no rollout: {problem}; name a file that ng_collect_rollouts wrote")
+        raise ConfigError(f"{place}: not a rollout: {problem}; name a rollouts file of ng_collect_rollouts")
     return record
 
 
 def _problem(record: Any) -> str | None:
-    """What a line lacks to be replayed."""
+    """Why a line cannot be replayed; None if it can."""
     if not isinstance(record, dict):
         return "it is not a JSON object"
     params, response = record.get("responses_create_params"), record.get("response")
     if not isinstance(params, dict) or not _is_conversation(params.get("input")):
-        return "`responses_create_params.input` must be a text or a list of items"
+        return "`responses_create_params.input` must be a string or a list of items"
     if not isinstance(response, dict) or not _is_items(response.get("output")):
         return "`response.output` must be a list of items"
     return None

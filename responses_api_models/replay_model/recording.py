@@ -1,8 +1,8 @@
-"""Which recorded model call answers a request.
+"""Finds the recorded model call for a request.
 
-Invariant: a conversation stays with one recorded rollout, and as long as nobody but this server fails a
-request, the rollouts of a prompt are all played once before any is played again. Memory holds the index and
-a bounded number of rollouts, not the file.
+Invariant: a conversation stays with one recorded rollout. All rollouts of a prompt are replayed once before
+any is replayed again, unless a request fails for a reason other than an injected fault. Memory holds the
+index and a bounded number of rollouts, not the file.
 """
 
 import os
@@ -18,9 +18,9 @@ from typing import Any
 from responses_api_models.replay_model.conversations import (
     Item,
     Reading,
+    contents_of,
     decoded,
     first_reading,
-    heard,
     items_of,
     readings,
 )
@@ -28,15 +28,16 @@ from responses_api_models.replay_model.index import NO_SEED, Index, index_of, se
 from responses_api_models.replay_model.turns import Rollout, rollout_from
 
 CACHE_BYTES = 32 << 20
-"""Lines whose rollouts are kept, by their size in the file; in memory they take several times as much."""
-MOST_EXPECTED = 1 << 15
-"""Conversations whose next request is waited for; one that comes later is found by comparing."""
-MOST_ALIKE = 1 << 10
-"""Of them, those that are the same word for word."""
+"""Limit of cached rollouts, by the size of their lines in the file; in memory they take several times as
+much."""
+MAX_EXPECTED = 1 << 15
+"""How many conversations are remembered by the key of their next request; others are found by comparison."""
+MAX_ALIKE = 1 << 10
+"""How many of these may have the same key."""
 
 
 class NotRecordedError(LookupError):
-    """A request that no recorded call answers."""
+    """A request without a recorded call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,15 @@ class Match:
     group: range
     """The rollouts of its prompt."""
     key: int
-    """Of the conversation so far."""
+    """The key of the conversation so far."""
     number: int | None
-    """The rollout it belongs to; None: it begins, so it may have any of the group."""
+    """Its rollout; None at the start of a conversation, which may use any of the group."""
     turn: int
-    """Model calls that it has behind it."""
+    """The number of earlier model calls in the conversation."""
     seed: int = NO_SEED
-    """As the index keeps seeds."""
+    """Its seed, as a `seed_number`."""
     is_known: bool = True
-    """False: its prompt, or what the model said, is not recorded."""
+    """False if its prompt or its generated items are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,15 @@ class Call:
 
     @property
     def is_recorded(self) -> bool:
-        """False where the conversation went on for longer than the recorded one."""
+        """False if the conversation is already longer than the recorded one."""
         return self.turn < len(self.rollout.turns)
 
-    def answer(self) -> dict[str, Any]:
-        return self.rollout.answer(self.turn) if self.is_recorded else self.rollout.out_of_room()
+    def response(self) -> dict[str, Any]:
+        return self.rollout.response_of(self.turn) if self.is_recorded else self.rollout.final_response()
 
 
 class Recording:
-    """A rollouts file, served call by call."""
+    """A rollouts file, replayed call by call."""
 
     def __init__(self, path: Path, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.path = path
@@ -83,24 +84,24 @@ class Recording:
         weakref.finalize(self, os.close, self._file)
         zeros = bytes(4 * len(self.index))
         self._begun = array("I", zeros)
-        """At the first rollout of each prompt: how many conversations began."""
-        self._asked_first = array("I", zeros)
-        """There too: how many first calls were asked for."""
-        self._asked = array("I", zeros)
-        """How many later calls of each rollout were asked for."""
+        """How many conversations began, per prompt; indexed by the first rollout of the prompt."""
+        self._first_requests = array("I", zeros)
+        """How many first requests arrived, per prompt; indexed in the same way."""
+        self._later_requests = array("I", zeros)
+        """How many later requests arrived, per rollout."""
         self._expected: OrderedDict[int, list[int]] = OrderedDict()
-        """By the key of their next request: the rollouts of conversations that go on."""
+        """The rollouts of conversations in progress, by the key of their next request."""
         self._given_back: dict[int, list[int]] = {}
-        """By the first rollout of their prompt: those whose conversation a fault ended."""
+        """The rollouts whose conversation a fault ended, by the first rollout of their prompt."""
         self._cache: OrderedDict[int, Rollout] = OrderedDict()
         self._cached_bytes = 0
         self._cache_bytes = cache_bytes
 
     def find(self, params: Mapping[str, Any]) -> Match:
-        """Where a request belongs; changes nothing."""
+        """The place of a request in the recording; changes no state."""
         items, seed = items_of(params), seed_number(params.get("seed"))
         known: range | None = None
-        for reading in readings(heard(items), self.index.prompt_sizes):
+        for reading in readings(contents_of(items), self.index.prompt_sizes):
             group = self.index.rollouts_of(reading.prompt)
             if group and (match := self._match(group, reading, seed)) is not None:
                 return match
@@ -108,25 +109,25 @@ class Recording:
         raise NotRecordedError(self._unknown(items, known))
 
     def find_any(self, params: Mapping[str, Any]) -> Match:
-        """The same, but a request that is not recorded gets a rollout too, always the same one."""
+        """As `find`, but a request that is not recorded gets a rollout too, always the same one."""
         try:
             return self.find(params)
         except NotRecordedError:
-            reading = first_reading(heard(items_of(params)))
+            reading = first_reading(contents_of(items_of(params)))
             group = self.index.rollouts_of(reading.prompt) or range(len(self.index))
             number = group[reading.prompt % len(group)]
             turns = len(self._rollout(number).turns)
             return Match(group, reading.key, number, min(reading.runs, turns), is_known=False)
 
-    def ask(self, match: Match) -> int:
-        """Count a request; gives how often the same was asked before."""
+    def count_request(self, match: Match) -> int:
+        """Count a request; returns how many times the same request was made before."""
         place = match.group.start if match.number is None else match.number
-        counts = self._asked_first if match.number is None else self._asked
+        counts = self._first_requests if match.number is None else self._later_requests
         counts[place] += 1
         return counts[place] - 1
 
     def take(self, match: Match) -> Call:
-        """The call that answers; the conversation's next request is expected from here on."""
+        """The recorded call; from now on the next request of the conversation is expected."""
         number = match.number
         if number is None:
             number = self._begin(match)
@@ -138,13 +139,13 @@ class Recording:
         return Call(rollout, match.turn)
 
     def give_back(self, match: Match) -> None:
-        """The request fails: its rollout is to be played again, unless the request is sent again."""
+        """After a fault: replay the rollout again later, unless the request is retried."""
         if match.is_known and match.number is not None:
             self._leave(match, match.number)
             self._given_back.setdefault(match.group.start, []).append(match.number)
 
     def _match(self, group: range, reading: Reading, seed: int) -> Match | None:
-        """The rollout that begins as the conversation does; of several, one that had the seed."""
+        """The rollout that begins like the conversation; if there are several, one with its seed."""
         if reading.runs == 0:
             return Match(group, reading.key, None, 0, seed)
         for number in self._candidates(group, reading.key, seed):
@@ -154,7 +155,8 @@ class Recording:
         return None
 
     def _candidates(self, group: range, key: int, seed: int) -> Iterator[int]:
-        """The rollouts that a conversation may belong to, the likeliest first: each that is tried is read."""
+        """The rollouts that a conversation may belong to, the likeliest first: each comparison reads a
+        line."""
         expected, waiting = self._expected.get(key, ()), self._given_back.get(group.start, ())
         if seed != NO_SEED:
             yield from (n for n in chain(expected, waiting) if self.index.seeds[n] == seed)
@@ -162,8 +164,8 @@ class Recording:
         yield from chain(expected, waiting, group)
 
     def _begin(self, match: Match) -> int:
-        """The rollout that had the seed, else all in turn, then those that were given back: until then their
-        last request may be sent again."""
+        """The rollout with the seed, else the next one in turn. Rollouts that were given back come after all
+        others: until then their last request may be retried."""
         group = match.group
         begun, waiting = self._begun[group.start], self._given_back.get(group.start, ())
         number = next(self.index.with_seed(group, match.seed), None)
@@ -175,7 +177,7 @@ class Recording:
         return group[begun % len(group)]
 
     def _leave(self, match: Match, number: int) -> None:
-        """It is no longer expected, nor waiting to be played again."""
+        """Forget that the rollout is expected, or that it was given back."""
         if number in self._expected.get(match.key, ()):
             self._popped(self._expected, match.key, number)
         elif number in self._given_back.get(match.group.start, ()):
@@ -191,9 +193,9 @@ class Recording:
     def _expect(self, key: int, number: int) -> None:
         alike = self._expected.setdefault(key, [])
         alike.append(number)
-        del alike[:-MOST_ALIKE]
+        del alike[:-MAX_ALIKE]
         self._expected.move_to_end(key)
-        if len(self._expected) > MOST_EXPECTED:
+        if len(self._expected) > MAX_EXPECTED:
             self._expected.popitem(last=False)
 
     def _rollout(self, number: int) -> Rollout:
@@ -209,22 +211,25 @@ class Recording:
         return rollout
 
     def _read(self, number: int) -> Rollout:
-        """Blocks: a line is nearly always in the page cache, and then faster read than a thread is asked."""
+        """Blocks. A line is nearly always in the page cache, where reading it is faster than using a
+        thread."""
         size, offset = self.index.sizes[number], self.index.offsets[number]
         try:
             return rollout_from(decoded(os.pread(self._file, size, offset)))
         except (ValueError, KeyError, TypeError) as error:
-            raise RuntimeError(f"{self.path}: was changed while it is replayed; start again") from error
+            raise RuntimeError(
+                f"{self.path}: the file changed during the replay; restart the server"
+            ) from error
 
     def _unknown(self, items: Iterable[Item], group: range | None) -> str:
         texts = [str(item.get("content")) for item in items if item.get("role") == "user"]
         shown = repr(texts[-1][:200]) if texts else "without a user message"
         if not group:
             return (
-                f"no rollout of {self.path} has the prompt {shown}; replay the input that was recorded with "
-                "an agent that sends the same prompts, or set when_unknown: any"
+                f"no rollout of {self.path} has the prompt {shown}; replay the recorded input with an agent "
+                "that sends the same prompts, or set when_unknown: any"
             )
         return (
-            f"none of the {len(group)} recorded rollouts of the prompt {shown} begins with what the model "
-            "said in this conversation; an agent that rewrites it needs when_unknown: any"
+            f"none of the {len(group)} recorded rollouts of the prompt {shown} begins with the items that "
+            "the model generated in this conversation; if the agent changes them, set when_unknown: any"
         )

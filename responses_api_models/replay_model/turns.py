@@ -1,7 +1,7 @@
-"""A recorded rollout as the model calls it was made of.
+"""Splits a recorded rollout into its model calls.
 
-Invariant: the outputs of all calls, joined, are what the model generated in the rollout, in its order; their
-usages add up to the recorded one.
+Invariant: the outputs of all calls together are the generated items of the rollout, in order; their usages
+add up to the recorded one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,9 @@ from typing import Any
 
 from responses_api_models.replay_model.conversations import (
     Item,
+    contents_of,
     continued,
     encoded,
-    heard,
     is_generated,
     items_of,
     prompt_digest,
@@ -21,42 +21,42 @@ from responses_api_models.replay_model.conversations import (
 
 Usage = dict[str, Any]
 Split = Callable[[Any], list[Any]]
-"""Cuts a number into one for each call, which add up to it."""
+"""Divides a number into one part per call; the parts add up to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One recorded rollout, cut into its model calls."""
+    """One recorded rollout, split into its model calls."""
 
     name: str
-    """Its key in the recorded run, for people."""
+    """Its key in the recorded run, for messages."""
     response: dict[str, Any]
-    """The recorded response without `output` and `usage`: that of the last call."""
+    """The recorded response, which is that of the last call, without `output` and `usage`."""
     turns: list[list[Item]]
     usages: list[Usage | None]
     keys: list[int]
     """The conversation's key before each call, and after the last."""
 
     def turn_at(self, key: int, runs: int) -> int | None:
-        """How many calls a conversation has behind it; None if it is not this rollout's.
+        """The number of calls in a conversation with this key; None if it is not a part of this rollout.
 
-        A call that only thought leaves the key as it was; then the one nearest to the runs is meant.
+        A call that generated only reasoning does not change the key; then the number nearest to `runs` is
+        used.
         """
         turns = [turn for turn, known in enumerate(self.keys) if known == key]
         return min(turns, key=lambda turn: abs(turn - runs), default=None)
 
-    def answer(self, turn: int) -> dict[str, Any]:
-        """What the model answered in this call."""
-        said = {"output": self.turns[turn], "usage": self.usages[turn]}
+    def response_of(self, turn: int) -> dict[str, Any]:
+        """The model response of one call."""
+        own = {"output": self.turns[turn], "usage": self.usages[turn]}
         if turn == len(self.turns) - 1:
-            return {**self.response, **said}
-        # Of the calls before the last, only what they generated is recorded: the agent went on, so they
-        # were complete.
-        whole = {"status": "completed", "incomplete_details": None, "error": None}
-        return {**self.response, "id": f"{self.response.get('id')}_{turn}", **whole, **said}
+            return {**self.response, **own}
+        # Only the items of earlier calls are recorded. The agent continued after them, so they were complete.
+        complete = {"status": "completed", "incomplete_details": None, "error": None}
+        return {**self.response, "id": f"{self.response.get('id')}_{turn}", **complete, **own}
 
-    def out_of_room(self) -> dict[str, Any]:
-        """What a model answers that has no room left: an agent ends the conversation there."""
+    def final_response(self) -> dict[str, Any]:
+        """A response like that of a model whose context is full; it makes an agent end the conversation."""
         part = {"type": "output_text", "text": "", "annotations": []}
         message = {"type": "message", "role": "assistant", "status": "incomplete", "content": [part]}
         ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -64,7 +64,7 @@ class Rollout:
 
     @property
     def latency_s(self) -> float | None:
-        """How long the last call took, if the endpoint said so: other times are not recorded."""
+        """The duration of the last call, if its response has the times; no other times are recorded."""
         return call_seconds(self.response)
 
 
@@ -76,57 +76,57 @@ def call_seconds(response: Mapping[str, Any]) -> float | None:
 
 
 def rollout_from(record: Mapping[str, Any]) -> Rollout:
-    """Cut a line of a rollouts file, which was checked, into its model calls."""
+    """Split a line of a rollouts file, already checked, into its model calls."""
     params, response = record["responses_create_params"], dict(record["response"])
     prompt = items_of(params)
     output, usage = response.pop("output"), response.pop("usage", None)
-    turns = cut(output)
-    keys = [prompt_digest(heard(prompt))]
+    turns = split_calls(output)
+    keys = [prompt_digest(contents_of(prompt))]
     for turn in turns:
-        keys.append(continued(keys[-1], heard(turn)))
+        keys.append(continued(keys[-1], contents_of(turn)))
     name = f"{record.get('_ng_task_index')}:{record.get('_ng_rollout_index')}"
     return Rollout(name, response, turns, _divided(usage, prompt, turns), keys)
 
 
-def cut(output: Sequence[Item]) -> list[list[Item]]:
-    """The generated items by model call: what a tool or a user said ends one, and so do token ids."""
+def split_calls(output: Sequence[Item]) -> list[list[Item]]:
+    """The generated items by model call. A call ends before an item that is not generated, and after token
+    ids."""
     turns: list[list[Item]] = []
-    goes_on = False
+    in_call = False
     for item in output:
         if not is_generated(item):
-            goes_on = False
+            in_call = False
             continue
-        if not goes_on:
+        if not in_call:
             turns.append([])
         turns[-1].append(item)
-        goes_on = not item.get("generation_token_ids")
+        in_call = not item.get("generation_token_ids")
     return turns or [[]]
 
 
 def _divided(usage: Any, prompt: Sequence[Item], turns: list[list[Item]]) -> list[Usage | None]:
-    """The usage of each call: by its token ids if all carry them, else by the length of what was read and
-    written."""
+    """The usage of each call: in proportion to its token ids if all calls have them, else to its length."""
     if not isinstance(usage, dict):
         return [None] * len(turns)
     if len(turns) == 1:
         return [usage]
     weights = _token_counts(turns) or _lengths(prompt, turns)
-    of_input, of_output = _by(weights.read), _by(weights.written)
+    of_input, of_output = _by(weights.prompt), _by(weights.output)
     parts: list[Usage] = [{} for _ in turns]
     for name, value in usage.items():
         split = of_input if name.startswith("input_") else of_output
         if isinstance(value, dict):
-            _share_out(value, split, [part.setdefault(name, {}) for part in parts])
+            _distribute(value, split, [part.setdefault(name, {}) for part in parts])
         else:
-            _share_out({name: value}, split, parts)
+            _distribute({name: value}, split, parts)
     if usage.get("total_tokens") == (usage.get("input_tokens") or 0) + (usage.get("output_tokens") or 0):
         for part in parts:
             part["total_tokens"] = (part.get("input_tokens") or 0) + (part.get("output_tokens") or 0)
     return [*parts]
 
 
-def _share_out(counts: Mapping[str, Any], split: Split, parts: list[Usage]) -> None:
-    """Put each call's part of every count into its usage."""
+def _distribute(counts: Mapping[str, Any], split: Split, parts: list[Usage]) -> None:
+    """Put the share of each call in every count into its usage."""
     for name, value in counts.items():
         for part, share in zip(parts, split(value), strict=True):
             part[name] = share
@@ -137,7 +137,7 @@ def _by(weights: Sequence[int]) -> Split:
 
     def split(value: Any) -> list[Any]:
         if not value or isinstance(value, bool) or not isinstance(value, int | float):
-            return [value] * len(weights)  # nothing to cut
+            return [value] * len(weights)  # cannot be divided
         ends: list[int | float] = [0]
         end = 0
         for weight in weights:
@@ -151,10 +151,10 @@ def _by(weights: Sequence[int]) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What each call read and wrote, in whatever unit."""
+    """The sizes of the prompt and the output of each call, in any unit."""
 
-    read: list[int]
-    written: list[int]
+    prompt: list[int]
+    output: list[int]
 
 
 def _token_counts(turns: list[list[Item]]) -> _Weights | None:
@@ -167,6 +167,6 @@ def _token_counts(turns: list[list[Item]]) -> _Weights | None:
 
 
 def _lengths(prompt: Sequence[Item], turns: list[list[Item]]) -> _Weights:
-    written = [len(encoded(turn)) for turn in turns]
+    outputs = [len(encoded(turn)) for turn in turns]
     before = len(encoded(prompt))
-    return _Weights([before + sum(written[:turn]) for turn in range(len(turns))], written)
+    return _Weights([before + sum(outputs[:turn]) for turn in range(len(turns))], outputs)

@@ -12,7 +12,7 @@ CASES = {
     "missing weights": ("local_model", "model_path=/nowhere.gguf", "file /nowhere.gguf not found"),
     "an address without http": ("openai_model", "openai_base_url=127.0.0.1:9/v1", "write it like http://"),
     "a vLLM without http": ("vllm_model", "base_url=[127.0.0.1:9/v1]", "write it like http://"),
-    "a missing recording": ("replay_model", "rollouts_fpath=/nowhere.jsonl", "is not there"),
+    "a missing recording": ("replay_model", "rollouts_fpath=/nowhere.jsonl", "/nowhere.jsonl not found"),
 }
 
 

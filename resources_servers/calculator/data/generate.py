@@ -1,4 +1,4 @@
-"""Writes example.jsonl, the same 200 questions on every run, and few_shot.jsonl, eight with worked examples.
+"""Writes example.jsonl (200 questions, the same on every run) and few_shot.jsonl (8, with worked examples).
 
 python -m resources_servers.calculator.data.generate
 """
@@ -37,7 +37,7 @@ CALCULATOR = {
 class Problem:
     question: str
     expression: str
-    """What a good call of the calculator says."""
+    """The expression of a correct call of the calculator."""
     answer: int
 
 
@@ -108,7 +108,7 @@ FEW_SHOT = (
     Problem("What is 16 \u00d7 9?", "16 * 9", 144),
     Problem("What is 720 \u2212 350?", "720 - 350", 370),
 )
-"""Questions that a small model gets right now and then."""
+"""Questions that a small model sometimes answers correctly."""
 
 FEW_SHOT_SYSTEM = "Use the calculator."
 FEW_SHOT_CALCULATOR = {
@@ -121,16 +121,17 @@ FEW_SHOT_CALCULATOR = {
         "required": ["expression"],
     },
 }
-"""Both short: a machine without a GPU reads some hundred tokens a second, and the examples say the rest."""
+"""Both short: without a GPU a prompt is read at about a hundred tokens per second, and the examples
+suffice."""
 
-MOST_TOKENS = 48
-"""Of one generation: a small model that has lost the thread does not find it again."""
+MAX_TOKENS = 48
+"""Limit per generation: a small model that writes more than this is not going to give a useful answer."""
 
 KINDS: tuple[Callable[[Random], Problem], ...] = (plus, minus, times, percent, division, purchase, sharing)
 
 
 def problems() -> list[Problem]:
-    """All kinds in turn, no question twice."""
+    """All kinds in turn, without repeated questions."""
     random = Random(SEED)
     chosen = {problem.question: problem for problem in FIRST}
     while len(chosen) < NUM_ROWS:
@@ -148,7 +149,7 @@ def row(problem: Problem) -> dict[str, Any]:
 
 
 def few_shot_row(problem: Problem) -> dict[str, Any]:
-    """A row whose prompt shows worked examples, to be sampled as the model has it."""
+    """A row with worked examples in its prompt."""
     shown = [item for number, worked in enumerate(WORKED, 1) for item in worked_example(worked, number)]
     system, question = (
         {"role": "system", "content": FEW_SHOT_SYSTEM},
@@ -159,14 +160,14 @@ def few_shot_row(problem: Problem) -> dict[str, Any]:
             "input": [system, *shown, question],
             "tools": [FEW_SHOT_CALCULATOR],
             "temperature": 1.0,
-            "max_output_tokens": MOST_TOKENS,
+            "max_output_tokens": MAX_TOKENS,
         },
         "expected_answer": str(problem.answer),
     }
 
 
 def worked_example(problem: Problem, number: int) -> list[dict[str, Any]]:
-    """A question, the call of the calculator, what it answers, and the answer."""
+    """A question, the call of the calculator, its output, and the answer."""
     call_id, arguments = f"example_{number}", json.dumps({"expression": problem.expression})
     return [
         {"role": "user", "content": problem.question},
@@ -177,7 +178,7 @@ def worked_example(problem: Problem, number: int) -> list[dict[str, Any]]:
 
 
 def jsonl(rows: Iterable[dict[str, Any]]) -> str:
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
+    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows)
 
 
 def example_jsonl() -> str:

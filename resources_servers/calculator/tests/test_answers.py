@@ -51,7 +51,7 @@ def test_last_number_is_found_as_people_write_it(text: str, number: str) -> None
         "x36",
     ],
 )
-def test_what_only_looks_like_a_number_is_passed_over(text: str) -> None:
+def test_text_that_only_looks_like_a_number_is_ignored(text: str) -> None:
     assert last_number(text) is None
     assert last_number(f"It is 7, not {text}") == "7"
 
@@ -63,18 +63,18 @@ def test_what_only_looks_like_a_number_is_passed_over(text: str) -> None:
     ),
     st.sampled_from(["{}", "{:,}"]),
 )
-def test_whole_number_in_a_sentence_comes_back(value: int, sentence: str, style: str) -> None:
+def test_whole_number_in_a_sentence_is_found(value: int, sentence: str, style: str) -> None:
     assert last_number("First 12, then " + sentence.format(style.format(value))) == str(value)
 
 
 @given(st.decimals(-(10**6), 10**6, places=2).filter(bool))
-def test_decimal_with_separators_comes_back(value: object) -> None:
+def test_decimal_with_separators_is_found(value: object) -> None:
     found = last_number(f"The total is {value:,}.")
     assert is_same_number(found, str(value))
 
 
 @given(st.text(alphabet="0123456789.,-+/:$%eE \u2212x", max_size=40))
-def test_whatever_is_found_is_a_number(text: str) -> None:
+def test_found_text_is_always_a_number(text: str) -> None:
     number = last_number(text)
     assert number is None or float(number) is not None
 
@@ -99,7 +99,7 @@ def test_numbers_are_compared_up_to_rounding(found: str | None, expected: str, s
     assert is_same_number(found, expected) is same
 
 
-def test_row_whose_expected_answer_is_no_number_is_an_error() -> None:
+def test_expected_answer_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(ValueError, match="expected_answer 'many' is not a number"):
         is_same_number("36", "many")
 

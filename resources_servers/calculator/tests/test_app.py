@@ -45,47 +45,47 @@ def verify(*output: dict[str, Any], expected_answer: str = "36") -> CalculatorVe
 
 
 def post(path: str, body: Any) -> tuple[int, str]:
-    async def answer() -> tuple[int, str]:
+    async def posted() -> tuple[int, str]:
         server = HostedServer("calculator", calculator().setup_webserver())
         response = await ServerClient(local_servers={"calculator": server}).post(
             "calculator", path, json=body
         )
         return response.status, await response.text()
 
-    return asyncio.run(answer())
+    return asyncio.run(posted())
 
 
-def test_calculator_answers_with_a_bare_string() -> None:
+def test_calculator_returns_a_json_string() -> None:
     assert post("/calculator", {"expression": "240 * 0.15"}) == (200, '"36"')
 
 
 @pytest.mark.parametrize("expression", ["1/0", "9**9**9", "import os", "1" * 500, ""])
-def test_what_cannot_be_computed_is_answered_in_words(expression: str) -> None:
+def test_expression_without_a_value_returns_the_reason(expression: str) -> None:
     result = asyncio.run(calculator().calculator(CalculatorRequest(expression=expression)))
     assert result.startswith("error: ")
     assert post("/calculator", {"expression": expression}) == (200, json.dumps(result))
 
 
-def test_call_with_a_wrong_argument_says_which() -> None:
+def test_wrong_argument_of_a_call_is_named() -> None:
     status, text = post("/calculator", {"expr": "1+1"})
     assert status == 422
     assert "expression" in text
 
 
-def test_made_up_tool_is_answered_with_the_tools_there_are() -> None:
+def test_response_to_an_unknown_tool_lists_the_tools() -> None:
     status, text = post("/compute", {"expression": "1+1"})
     assert status == 404
     assert "'compute'" in text
     assert "calculator" in text
 
 
-def test_percent_question_is_scored_by_its_last_number() -> None:
+def test_answer_is_scored_by_its_last_number() -> None:
     result = verify(call("240 * 0.15"), message("15% of 240 is 36"))
     assert (result.reward, result.extracted_answer, result.used_calculator) == (1.0, "36", True)
 
 
 def test_thousands_separators_are_accepted() -> None:
-    result = verify(message("The answer is 1,081"), expected_answer="1081")
+    result = verify(message("The posted is 1,081"), expected_answer="1081")
     assert (result.reward, result.extracted_answer, result.used_calculator) == (1.0, "1081", False)
 
 

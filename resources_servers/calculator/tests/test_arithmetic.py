@@ -91,7 +91,7 @@ def test_percent_sign_is_modulo_only_between_two_operands(expression: str, resul
         ("1" * (MAX_LENGTH + 1), "longer than 200"),
     ],
 )
-def test_what_has_no_value_says_why(expression: str, reason: str) -> None:
+def test_expression_without_a_value_is_an_error_with_the_reason(expression: str, reason: str) -> None:
     with pytest.raises(ExpressionError, match=reason):
         evaluate(expression)
 
@@ -102,7 +102,7 @@ def test_deep_nesting_is_computed() -> None:
     assert evaluate("1+" * 99 + "1") == 100
 
 
-def test_huge_denominators_are_rounded_not_refused() -> None:
+def test_huge_denominators_are_rounded() -> None:
     assert calculate("1.0001 ** 10000") == "2.7181459268"
     assert calculate("*".join(["1.0041667**360"] * 12 + ["0"])) == "0"
     assert calculate("1e-99999999") == "0"
@@ -122,7 +122,7 @@ def expressions() -> st.SearchStrategy[str]:
 
 
 def python_value(expression: str) -> Fraction:
-    """Python's own evaluation, every number and every parenthesis a Fraction."""
+    """Python's own evaluation, with every number as a Fraction."""
     numbers = re.sub(r"[0-9.]+", lambda number: f"('{number[0]}')", expression)
     return Fraction(eval(numbers.replace("(", "Fraction("), {"Fraction": Fraction}))
 
@@ -155,6 +155,6 @@ def test_whole_values_have_no_decimals(value: int) -> None:
 
 
 @given(st.fractions(-1000, 1000))
-def test_written_values_are_right_to_ten_digits(value: Fraction) -> None:
+def test_formatted_values_are_correct_to_ten_digits(value: Fraction) -> None:
     written = Fraction(format_number(value))
     assert abs(written - value) <= max(Fraction(1, 10**10), abs(value) / 10**9)

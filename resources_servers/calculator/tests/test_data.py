@@ -9,12 +9,12 @@ EXAMPLES = Path(__file__).parents[1] / "data" / "example.jsonl"
 FEW_SHOT = EXAMPLES.with_name("few_shot.jsonl")
 
 
-def test_example_file_is_what_the_script_writes() -> None:
+def test_example_files_are_up_to_date() -> None:
     assert EXAMPLES.read_text(encoding="utf-8") == generate.example_jsonl()
     assert FEW_SHOT.read_text(encoding="utf-8") == generate.few_shot_jsonl()
 
 
-def test_few_shot_rows_show_three_worked_examples_that_are_right() -> None:
+def test_few_shot_rows_have_three_correct_worked_examples() -> None:
     for line in FEW_SHOT.read_text(encoding="utf-8").splitlines():
         params = BaseRunRequest.model_validate_json(line).responses_create_params
         assert len(params.input) == 2 + 4 * 3
@@ -23,7 +23,7 @@ def test_few_shot_rows_show_three_worked_examples_that_are_right() -> None:
         assert format_number(evaluate(problem.expression)) == str(problem.answer), problem.question
 
 
-def test_there_are_200_different_rows_and_the_story_comes_first() -> None:
+def test_there_are_200_different_rows_in_a_fixed_order() -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()]
     questions = [row["responses_create_params"]["input"][-1]["content"] for row in rows]
     assert len(set(questions)) == len(rows) == 200

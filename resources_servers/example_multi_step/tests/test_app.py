@@ -25,12 +25,12 @@ def warehouse() -> ExampleMultiStepServer:
 
 
 def post(path: str, body: Any) -> tuple[int, Any]:
-    async def answer() -> tuple[int, Any]:
+    async def posted() -> tuple[int, Any]:
         server = HostedServer("warehouse", warehouse().setup_webserver())
         response = await ServerClient(local_servers={"warehouse": server}).post("warehouse", path, json=body)
         return response.status, await response.json()
 
-    return asyncio.run(answer())
+    return asyncio.run(posted())
 
 
 def submission(arguments: str) -> dict[str, Any]:
@@ -46,16 +46,16 @@ def verify(*submissions: str) -> ExampleMultiStepVerifyResponse:
     return asyncio.run(warehouse().verify(ExampleMultiStepVerifyRequest.model_validate(row)))
 
 
-def test_shelf_tells_its_units_and_the_next_shelf() -> None:
+def test_shelf_has_its_units_and_the_next_shelf() -> None:
     assert post("/check_shelf", {"shelf": "A1"}) == (200, {"units": 12, "next_shelf": "C4"})
     assert post("/check_shelf", {"shelf": " d3 "}) == (200, {"units": 73, "next_shelf": None})
 
 
-def test_unknown_shelf_is_answered_in_words() -> None:
+def test_unknown_shelf_is_an_error_that_names_it() -> None:
     assert post("/check_shelf", {"shelf": "Z9"}) == (404, {"detail": "there is no shelf 'Z9'"})
 
 
-def test_submission_is_confirmed_without_telling_whether_it_is_right() -> None:
+def test_confirmation_does_not_reveal_whether_the_submission_is_correct() -> None:
     assert post("/submit_units", {"units": [1, 2]}) == (200, {"message": "Submitted 2 numbers."})
 
 
@@ -74,7 +74,9 @@ def test_exact_list_in_order_is_rewarded() -> None:
         ([], 0, 0.0),
     ],
 )
-def test_other_order_or_length_is_wrong(submitted: list[int], num_correct: int, accuracy: float) -> None:
+def test_wrong_order_or_length_gets_no_reward(
+    submitted: list[int], num_correct: int, accuracy: float
+) -> None:
     result = verify(json.dumps({"units": submitted}))
     assert (result.reward, result.num_correct, result.accuracy) == (0.0, num_correct, accuracy)
 
@@ -87,12 +89,12 @@ def test_last_submission_counts() -> None:
 @pytest.mark.parametrize(
     "submissions", [[], ["not json"], ['{"units": "12"}'], ['{"units": [12, 5, "many"]}']]
 )
-def test_no_valid_submission_is_wrong(submissions: list[str]) -> None:
+def test_rollout_without_a_valid_submission_gets_no_reward(submissions: list[str]) -> None:
     result = verify(*submissions)
     assert (result.reward, result.submitted_units, result.accuracy) == (0.0, None, 0.0)
 
 
-def test_example_rows_expect_the_walk_along_their_route() -> None:
+def test_example_rows_expect_the_units_along_their_route() -> None:
     lines = EXAMPLES.read_text(encoding="utf-8").splitlines()
     assert len(set(lines)) >= 5
     for line in lines:

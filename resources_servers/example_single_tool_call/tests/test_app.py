@@ -22,28 +22,28 @@ def weather_server() -> ExampleSingleToolCallServer:
 
 
 def post(path: str, body: Any) -> tuple[int, Any]:
-    async def answer() -> tuple[int, Any]:
+    async def posted() -> tuple[int, Any]:
         server = HostedServer("weather", weather_server().setup_webserver())
         response = await ServerClient(local_servers={"weather": server}).post("weather", path, json=body)
         return response.status, await response.json()
 
-    return asyncio.run(answer())
+    return asyncio.run(posted())
 
 
-def test_weather_is_told_for_the_city_asked_about() -> None:
-    answer = asyncio.run(weather_server().get_weather(GetWeatherRequest(city="Oslo")))
-    assert answer.city == "Oslo"
-    assert "Oslo" in answer.weather_description
-    assert post("/get_weather", {"city": "Oslo"}) == (200, answer.model_dump())
+def test_weather_is_that_of_the_requested_city() -> None:
+    response = asyncio.run(weather_server().get_weather(GetWeatherRequest(city="Oslo")))
+    assert response.city == "Oslo"
+    assert "Oslo" in response.weather_description
+    assert post("/get_weather", {"city": "Oslo"}) == (200, response.model_dump())
 
 
-def test_made_up_tool_is_answered_with_the_tools_there_are() -> None:
-    status, answer = post("/get_wheather", {"city": "Oslo"})
+def test_response_to_an_unknown_tool_lists_the_tools() -> None:
+    status, response = post("/get_wheather", {"city": "Oslo"})
     assert status == 404
-    assert "get_weather" in answer["detail"]
+    assert "get_weather" in response["detail"]
 
 
-def test_every_rollout_is_rewarded_and_kept_whole() -> None:
+def test_every_rollout_gets_a_reward_and_keeps_all_fields() -> None:
     row = {"responses_create_params": {"input": "hi"}, "note": "kept", "response": {"output": []}}
     status, scored = post("/verify", row)
     assert status == 200

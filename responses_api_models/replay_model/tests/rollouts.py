@@ -1,4 +1,4 @@
-"""Recorded rollouts, written on the spot, and models that replay them."""
+"""Writes recorded rollouts, and starts models that replay them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,7 +39,7 @@ def called(name: str, call_id: str = "call_0", **arguments: Any) -> Item:
     return {"id": "fc", "type": "function_call", "call_id": call_id, "name": name, "arguments": text}
 
 
-def told(output: str, call_id: str = "call_0") -> Item:
+def tool_output(output: str, call_id: str = "call_0") -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 

@@ -1,4 +1,4 @@
-"""The server gives recorded answers and faults to callers in its process and over HTTP alike."""
+"""The server returns recorded responses and faults, in process and over HTTP alike."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from responses_api_models.replay_model.tests.rollouts import (
     said,
     thought,
     tokens,
-    told,
+    tool_output,
     user,
     write,
 )
@@ -38,7 +38,7 @@ RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    output = [thought("hm"), called("a", x=1) | tokens(4, 3), told("1"), said("done", **tokens(9, 2))]
+    output = [thought("hm"), called("a", x=1) | tokens(4, 3), tool_output("1"), said("done", **tokens(9, 2))]
     return write(tmp_path, [recorded("go", *output)])
 
 
@@ -52,15 +52,15 @@ def post(client: ServerClient, body: Any, path: str = RESPONSES, **options: Any)
     return asyncio.run(client.post("policy_model", path, json=body, **options))
 
 
-def data(answer: ClientResponse) -> Any:
-    return asyncio.run(answer.json())
+def data(response: ClientResponse) -> Any:
+    return asyncio.run(response.json())
 
 
-def test_recorded_answers_come_over_both_transports(path: Path) -> None:
+def test_recorded_responses_are_the_same_over_both_transports(path: Path) -> None:
     for client in over_both(path):
         first = data(post(client, GO))
         assert first["output"] == [thought("hm"), called("a", x=1) | tokens(4, 3)]
-        second = data(post(client, {"input": [*GO["input"], *first["output"], told("2")], "seed": 3}))
+        second = data(post(client, {"input": [*GO["input"], *first["output"], tool_output("2")], "seed": 3}))
         assert second["output"] == [said("done", **tokens(9, 2))]
         assert first["usage"]["input_tokens"] + second["usage"]["input_tokens"] == USAGE["input_tokens"]
         NeMoGymResponse.model_validate(first)
@@ -78,7 +78,7 @@ def test_chat_is_the_same_conversation(path: Path) -> None:
     second = data(post(client, {"messages": messages}, CHAT))
     assert second["choices"][0]["message"]["content"] == "done"
     NeMoGymChatCompletion.model_validate(second)
-    # An endpoint's client may leave out what it does not know.
+    # A client may leave out fields that it does not know.
     bare = {"role": "assistant", "content": None, "tool_calls": message["tool_calls"]}
     again = data(post(client, {"messages": [messages[0], bare, messages[-1]]}, CHAT))
     assert again["choices"] == second["choices"]
@@ -98,60 +98,63 @@ def test_chat_can_have_reasoning_in_its_text(path: Path) -> None:
     assert second["choices"][0]["message"]["content"] == "done"
 
 
-def test_chat_request_that_cannot_be_read_is_refused(path: Path) -> None:
-    answer = post(local_client(policy_model=hosted(path)), {"messages": [], "n": 2}, CHAT)
-    assert answer.status == 400
+def test_malformed_chat_request_is_rejected(path: Path) -> None:
+    response = post(local_client(policy_model=hosted(path)), {"messages": [], "n": 2}, CHAT)
+    assert response.status == 400
 
 
-def test_unknown_prompt_is_refused_as_data(path: Path) -> None:
+def test_unknown_prompt_is_a_data_failure(path: Path) -> None:
     for client in over_both(path):
-        answer = post(client, {"input": "stop"})
-        assert answer.status == 404
-        assert "has the prompt 'stop'; replay the input that was recorded" in data(answer)["detail"]
-        assert answer.headers["x-nemo-gym-failure-kind"] == "data"
+        response = post(client, {"input": "stop"})
+        assert response.status == 404
+        assert "has the prompt 'stop'; replay the recorded input" in data(response)["detail"]
+        assert response.headers["x-nemo-gym-failure-kind"] == "data"
 
 
-def test_conversation_that_goes_on_for_longer_is_refused_or_ended(path: Path) -> None:
-    history = [user("go"), called("a", x=1), told("1"), said("done"), user("more")]
-    answer = post(local_client(policy_model=hosted(path)), {"input": history})
-    assert answer.status == 404
-    assert data(answer)["detail"] == "rollout 0:0 was recorded with 2 model calls; this is one more"
+def test_conversation_longer_than_the_recorded_one_is_rejected_or_ended(path: Path) -> None:
+    history = [user("go"), called("a", x=1), tool_output("1"), said("done"), user("more")]
+    response = post(local_client(policy_model=hosted(path)), {"input": history})
+    assert response.status == 404
+    assert (
+        data(response)["detail"]
+        == "rollout 0:0 was recorded with 2 model calls, but this request is one more"
+    )
     lenient = data(post(local_client(policy_model=hosted(path, when_unknown="any")), {"input": history}))
     assert lenient["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 @pytest.mark.parametrize("fault", ["rate_limited", "server_error"])
-def test_refusals_are_failures_of_infrastructure(path: Path, fault: str) -> None:
+def test_faults_without_a_response_are_infrastructure_failures(path: Path, fault: str) -> None:
     for client in over_both(path, faults={fault: 1.0, "retry_after_s": 2.5}):
-        answer = post(client, GO)
-        assert answer.status == (429 if fault == "rate_limited" else 500)
-        assert answer.headers.get("Retry-After") == ("2.5" if fault == "rate_limited" else None)
-        assert answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
-        assert "injected fault" in asyncio.run(answer.text())
+        response = post(client, GO)
+        assert response.status == (429 if fault == "rate_limited" else 500)
+        assert response.headers.get("Retry-After") == ("2.5" if fault == "rate_limited" else None)
+        assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+        assert "injected fault" in asyncio.run(response.text())
 
 
-def test_disconnect_leaves_the_caller_without_an_answer(path: Path) -> None:
+def test_disconnect_leaves_the_caller_without_a_response(path: Path) -> None:
     for client in over_both(path, faults={"disconnect": 1.0}):
         with pytest.raises(ServerUnreachableError, match="was cut off"):
             post(client, GO)
 
 
-def test_garbage_is_an_answer_that_is_no_json(path: Path) -> None:
+def test_garbage_is_a_response_that_is_not_json(path: Path) -> None:
     for client in over_both(path, faults={"garbage_json": 1.0}):
-        answer = post(client, GO)
-        assert answer.status == 200
+        response = post(client, GO)
+        assert response.status == 200
         with pytest.raises(ValueError):
-            data(answer)
+            data(response)
 
 
 @pytest.mark.parametrize("route", [RESPONSES, CHAT])
-def test_empty_output_is_a_valid_answer(path: Path, route: str) -> None:
+def test_empty_output_is_a_valid_response(path: Path, route: str) -> None:
     client = local_client(policy_model=hosted(path, faults={"empty_output": 1.0}))
-    answer = data(post(client, {**GO, "messages": [{"role": "user", "content": "go"}]}, route))
+    response = data(post(client, {**GO, "messages": [{"role": "user", "content": "go"}]}, route))
     if route == RESPONSES:
-        assert NeMoGymResponse.model_validate(answer).output == []
+        assert NeMoGymResponse.model_validate(response).output == []
     else:
-        assert not NeMoGymChatCompletion.model_validate(answer).choices[0].message.content
+        assert not NeMoGymChatCompletion.model_validate(response).choices[0].message.content
 
 
 def test_nan_among_the_log_probs_is_null_on_the_wire(path: Path) -> None:
@@ -159,15 +162,15 @@ def test_nan_among_the_log_probs_is_null_on_the_wire(path: Path) -> None:
         assert data(post(client, GO))["output"][-1]["generation_log_probs"] == [None, -0.5, -0.5]
 
 
-def test_hang_ends_when_the_caller_gives_up(path: Path) -> None:
-    async def give_up(client: ServerClient) -> None:
+def test_hang_ends_when_the_caller_times_out(path: Path) -> None:
+    async def time_out(client: ServerClient) -> None:
         with pytest.raises(ServerUnreachableError, match=r"no response to POST /v1/responses within 0.05 s"):
             await client.post("policy_model", RESPONSES, json=GO, timeout=0.05)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others or not (await asyncio.wait(others, timeout=5))[1]
 
     for client in over_both(path, faults={"hang": 1.0}):
-        asyncio.run(give_up(client))
+        asyncio.run(time_out(client))
 
 
 def test_hang_over_http_ends_with_its_connection() -> None:
@@ -184,7 +187,7 @@ def test_hang_over_http_ends_with_its_connection() -> None:
     assert (received, sent) == ([], [])
 
 
-def test_answers_take_the_time_that_is_asked_for(tmp_path: Path) -> None:
+def test_responses_take_the_configured_time(tmp_path: Path) -> None:
     def took_s(**settings: Any) -> float:
         path = write(tmp_path, [recorded("go", said("hi"), created_at=10, completed_at=10.1)])
         client = local_client(policy_model=hosted(path, **settings))
@@ -200,7 +203,7 @@ def test_answers_take_the_time_that_is_asked_for(tmp_path: Path) -> None:
     assert took_s(faults={"slow": 1.0, "slow_s": 0.1}) == pytest.approx(0.1)
 
 
-def test_latency_that_was_not_recorded_is_refused(path: Path) -> None:
+def test_recorded_latency_without_recorded_times_is_rejected(path: Path) -> None:
     message = (
         r"recorded.jsonl:1: the response has no created_at and completed_at, .* set latency_s or tokens_per_s"
     )
@@ -208,23 +211,25 @@ def test_latency_that_was_not_recorded_is_refused(path: Path) -> None:
         hosted(path, recorded_latency=True)
 
 
-def test_file_is_looked_for_where_the_run_was_started(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_looked_up_in_the_working_directory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(path.parent)
     hosted(Path("recorded.jsonl"))
     with pytest.raises(
-        ConfigError, match=r"rollouts_fpath: missing.jsonl is not there \(looked at .*name a file"
+        ConfigError, match=r"rollouts_fpath: missing.jsonl not found \(looked for .*set it to"
     ):
         hosted(Path("missing.jsonl"))
 
 
 @pytest.mark.parametrize("settings", [{"when_unknown": "cycle"}, {"latency_s": -1}, {"tokens_per_s": 0}])
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         ReplayModelConfig.model_validate({**PLACE, "rollouts_fpath": "x", **settings})
 
 
 def in_front_of(url: str) -> ServerClient:
-    """`openai_model`, with the replayed model as its endpoint."""
+    """`openai_model` with replay_model as its endpoint."""
     settings = {"openai_base_url": f"{url}/v1", "openai_api_key": "none", "openai_model": "m"}
     config = OpenAIModelConfig.model_validate({**PLACE, **settings})
     model = OpenAIModel(config=config, server_client=ServerClient())
@@ -235,41 +240,41 @@ def test_another_model_server_can_use_it_as_its_endpoint(path: Path) -> None:
     with served(hosted(path)) as url:
         client = in_front_of(url)
         first = data(post(client, GO))
-        second = data(post(client, {"input": [*GO["input"], *first["output"], told("1")]}))
+        second = data(post(client, {"input": [*GO["input"], *first["output"], tool_output("1")]}))
         chat = data(post(client, {"messages": [{"role": "user", "content": "go"}]}, CHAT))
     assert second["output"] == [said("done", status="completed", **tokens(9, 2))]
     assert chat["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_model_server_in_front_gets_over_the_faults(tmp_path: Path) -> None:
+def test_retries_of_a_model_server_in_front_overcome_the_faults(tmp_path: Path) -> None:
     count = 60
     path = write(tmp_path, [recorded(f"go {n}", said(str(n))) for n in range(count)])
     faults = {"rate_limited": 0.1, "retry_after_s": 0.1, "server_error": 0.05, "disconnect": 0.05}
 
-    async def ask(client: ServerClient) -> list[ClientResponse]:
+    async def post_all(client: ServerClient) -> list[ClientResponse]:
         calls = (client.post("policy_model", RESPONSES, json={"input": f"go {n}"}) for n in range(count))
         return await asyncio.gather(*calls)
 
     with served(hosted(path, faults=faults)) as url:
-        answers = asyncio.run(ask(in_front_of(url)))
+        responses = asyncio.run(post_all(in_front_of(url)))
         plain = NeMoGymAsyncOpenAI(f"{url}/v1", "none", internal=True)
 
         async def fails(n: int) -> bool:
             try:
                 return not await plain.create_response(input=f"go {n}")
-            except Exception:  # whatever the fault looks like
+            except Exception:  # of any kind
                 return True
 
         async def failed() -> int:
             return sum(await asyncio.gather(*map(fails, range(count))))
 
         assert 0 < asyncio.run(failed()) < count / 2  # without retries
-    assert [answer.status for answer in answers] == [200] * count
-    texts = [data(answer)["output"][0]["content"][0]["text"] for answer in answers]
+    assert [response.status for response in responses] == [200] * count
+    texts = [data(response)["output"][0]["content"][0]["text"] for response in responses]
     assert texts == [str(n) for n in range(count)]
 
 
-def test_faults_hit_the_same_requests_in_every_run(tmp_path: Path) -> None:
+def test_the_same_requests_get_faults_in_every_run(tmp_path: Path) -> None:
     path = write(tmp_path, [recorded(f"go {n}", said(str(n))) for n in range(50)])
     rates = {fault.value: 0.1 for fault in Fault if fault not in (Fault.HANG, Fault.DISCONNECT, Fault.SLOW)}
 
