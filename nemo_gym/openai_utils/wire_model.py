@@ -1,8 +1,8 @@
-"""What all wire models share: unknown fields survive, and one look at a value picks its model.
+"""The base of all wire models: they keep unknown fields, and a function picks the member of a union.
 
-A union of wire models never tries its members in turn. A `pick` function names the member from the value
-itself, so validation costs one pass and a bad value gives one error. What is written out follows the class
-that an object has, not the annotation it stands under, so the fields of a subclass are never dropped.
+Validation of a union never tries its members in turn: a `pick` function names the member from the value, so
+validation takes one pass and a bad value gives one error. Serialisation follows the class of an object, not
+the annotation of its field, so fields of a subclass are never dropped.
 """
 
 import math
@@ -24,15 +24,15 @@ from nemo_gym.types import TOKEN_FIELDS
 
 
 class WireModel(BaseModel):
-    """An object of the API. Fields that are not declared are kept and readable as attributes."""
+    """An object of the API. Undeclared fields are kept and can be read as attributes."""
 
     model_config = ConfigDict(extra="allow")
 
     _rare: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the API that are not declared because few objects have them: None where they are not there,
-    and then not written out either."""
+    """Fields of the API that are not declared because few objects have them. A missing one reads as None and
+    is not serialised."""
 
-    if not TYPE_CHECKING:  # with it in sight, any misspelt attribute would pass
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -44,12 +44,12 @@ class WireModel(BaseModel):
 
 
 class WireObject(WireModel):
-    """An object that is carried, not interpreted: all its fields are undeclared ones."""
+    """An object that is passed on without being interpreted: it declares no fields."""
 
 
 def _are_finite(value: Any) -> bool:
-    """Whether it is a list of finite floats, perhaps with ints among them: a sum with anything else in it is
-    no float, or not finite. Pydantic would look at each of 64K."""
+    """Whether it is a list of finite floats, possibly with ints among them. With anything else in it, the sum
+    is not a float or not finite. One sum is faster than pydantic, which checks each of 64K numbers."""
     if type(value) is list:
         with suppress(TypeError, OverflowError):
             total = sum(value)
@@ -65,19 +65,19 @@ def _are_whole(value: Any) -> bool:
 
 
 def null_is_nan(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """JSON has no NaN: on the way here each became null. The sample is unfit to train on, not invalid."""
+    """JSON has no NaN, so each NaN arrives as null. Such a sample cannot be trained on, but it is valid."""
     if _are_finite(value):
         return value.copy()
     if isinstance(value, list) and None in value:
-        value = [math.nan if one is None else one for one in value]
+        value = [math.nan if item is None else item for item in value]
     return validate(value)
 
 
 def nan_is_null(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """The same numbers as JSON has them; a list that is right is passed on."""
+    """The same numbers as in JSON; a valid list is passed on without a copy."""
     if _are_finite(value):
         return value
-    return [one if math.isfinite(one) else None for one in null_is_nan(value, validate)]
+    return [item if math.isfinite(item) else None for item in null_is_nan(value, validate)]
 
 
 def whole_numbers(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -85,24 +85,24 @@ def whole_numbers(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 def same_whole_numbers(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """`whole_numbers`; a list that is right is passed on."""
+    """As `whole_numbers`, but a valid list is passed on without a copy."""
     return value if _are_whole(value) else validate(value)
 
 
-class _AsGiven:
-    """Annotates what is written as it is, not as its type would have it: an int among floats stays one, in
-    JSON as in the data that a caller in this process gets."""
+class _SerializedAsIs:
+    """Annotates a value that is serialised as it is, not as its type says: an int among floats stays an int,
+    in JSON and in the data for a caller in this process."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return {**handler(source), "serialization": core_schema.simple_ser_schema("any")}
 
 
-LogProbs = Annotated[list[float], WrapValidator(null_is_nan), _AsGiven()]
+LogProbs = Annotated[list[float], WrapValidator(null_is_nan), _SerializedAsIs()]
 TokenIds = Annotated[list[int], WrapValidator(whole_numbers)]
 
 
 class TokenIDLogProbMixin(BaseModel):
-    """The tokens of one generation as the engine sampled them, never tokenised again from text."""
+    """The tokens of one generation as the engine sampled them, never tokenised from text."""
 
     prompt_token_ids: TokenIds
     generation_token_ids: TokenIds
@@ -118,22 +118,22 @@ class TokenIDLogProbTypedDictMixin(TypedDict):
 
 
 def has_tokens(value: Mapping[str, Any]) -> bool:
-    """Whether this message or item carries token ids or log-probabilities of its generation."""
-    # Asked of every item: most carry none of the fields, and three membership tests are the fastest no.
+    """Whether this message or item has token ids or log-probabilities of its generation."""
+    # Called for every item. Most have none of the fields, and three membership tests are the fastest check.
     if "generation_token_ids" in value or "prompt_token_ids" in value or "generation_log_probs" in value:
         return any(value.get(field) is not None for field in TOKEN_FIELDS)
     return False
 
 
 Pick = Callable[[Any], str | None]
-"""Names the member of a union that a value belongs to; None: it belongs to none."""
+"""Returns the name of the union member that a value belongs to; None if there is none."""
 
 
 class Picked:
-    """Annotates a union whose member `pick` names, out of `members` (name → type)."""
+    """Annotates a union: `pick` names the member of a value, `members` maps names to types."""
 
     def __init__(self, pick: Pick, members: Mapping[str, Any], expected: str) -> None:
-        """`expected` completes "Input should be ...", the error where `pick` answers None."""
+        """`expected` completes "Input should be ...", the error if `pick` returns None."""
         self._pick = pick
         self._members = members
         self._expected = expected
@@ -149,7 +149,7 @@ class Picked:
 
 
 def member_of_instance(value: object, names: Mapping[type, str]) -> str | None:
-    """The name under which the class of `value`, or the nearest class above it, is a member."""
+    """The member name of the class of `value`, or of its nearest base class that has one."""
     for cls in type(value).__mro__:
         name = names.get(cls)
         if name is not None:
@@ -158,14 +158,14 @@ def member_of_instance(value: object, names: Mapping[type, str]) -> str | None:
 
 
 def text_or_list(value: object) -> str | None:
-    """Pick for what may be a plain text or a list."""
+    """The member for a value that may be a string or a list."""
     if isinstance(value, str):
         return "text"
     return "list" if isinstance(value, list | tuple) else None
 
 
 class _TextOr:
-    """Annotates `str | X` where every object is an X, so that one try of each is all it takes."""
+    """Annotates `str | X` where every object is an X, so that each member is tried at most once."""
 
     def __init__(self, other: Any) -> None:
         self._other = other
@@ -181,15 +181,15 @@ class _TextOr:
 
 
 class _Number:
-    """Annotates `int | float`: an int stays an int, and a bool or a text is no number."""
+    """Annotates `int | float`: an int stays an int; a bool or a string is not a number."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.union_schema(
-            # In this order the smart union takes a float at its first try and meets no error on an int.
+            # In this order the smart union accepts a float at once and raises no error for an int.
             [core_schema.float_schema(strict=True), core_schema.int_schema(strict=True)],
             custom_error_type="number",
             custom_error_message="Input should be a number",
-            serialization=core_schema.simple_ser_schema("any"),  # for which NaN is null in plain data too
+            serialization=core_schema.simple_ser_schema("any"),  # writes NaN as null, in plain data too
         )
 
 

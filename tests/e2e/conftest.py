@@ -1,4 +1,4 @@
-"""What the tests of whole collections share."""
+"""Fixtures shared by the tests of whole collections."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.collecting import Adder, Runs
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    """Twelve rollouts to be collected."""
+    """A folder in which twelve rollouts can be collected."""
     adder = Adder()
     with ScriptedEndpoint(adder) as endpoint:
         yield Runs(tmp_path, endpoint, adder, 12)

@@ -13,10 +13,10 @@ from tests.support.components import SERVER, write_component, write_files
 
 @dataclass(frozen=True)
 class Case:
-    """What a user did wrong, and what is said of it."""
+    """A mistake of a user, and the expected message and exit code."""
 
-    spoil: Callable[[Path], object]
-    told: tuple[str, ...]
+    break_folder: Callable[[Path], object]
+    messages: tuple[str, ...]
     code: int = 2
     arguments: tuple[str, ...] = ()
 
@@ -38,11 +38,11 @@ REFERS = (
 )
 LEAKS = SERVER.replace("app.post", "raise ValueError('bad key sk-very-secret')\n        app.post")
 CASES = {
-    "a config path that is not there": Case(
+    "a missing config path": Case(
         lambda folder: (folder / "good.yaml").rename(folder / "goods.yaml"),
         ("'good.yaml'", "the command line", "did you mean", "goods.yaml"),
     ),
-    "a config file that names one that is not there": Case(
+    "a config file that names a missing file": Case(
         config("config_paths: [nowhere.yaml]"), ("'nowhere.yaml'", "/good.yaml: no such file")
     ),
     "malformed YAML": Case(config("good:\n  a: [1\nb: 2"), ("good.yaml:3:", "correct the YAML")),
@@ -90,7 +90,7 @@ CASES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a configuration that works."""
+    """A folder with a valid configuration."""
     write_component(tmp_path, "good")
     write_files(tmp_path, {"good.yaml": f"good: {BLOCK}"})
     yield tmp_path
@@ -100,11 +100,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", CASES)
 def test_mistake_ends_with_one_message(folder: Path, name: str) -> None:
     case = CASES[name]
-    case.spoil(folder)
+    case.break_folder(folder)
     port = f"+head_server.port={free_port()}"
     done = run_command("ng_run", "+config_paths=[good.yaml]", port, *case.arguments, cwd=folder)
     assert done.returncode == case.code, done.stderr
-    assert all(text in done.stderr for text in case.told), done.stderr
+    assert all(text in done.stderr for text in case.messages), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert "Fatal Python error" not in done.stdout + done.stderr
     assert "sk-very-secret" not in done.stdout + done.stderr
@@ -132,7 +132,7 @@ def test_port_in_use_is_named_with_the_key_that_changes_it(folder: Path) -> None
     assert "+good.resources_servers.good.port=<port>" in done.stderr
 
 
-def test_run_without_servers_says_how_to_name_some(folder: Path) -> None:
+def test_run_without_servers_says_how_to_configure_some(folder: Path) -> None:
     done = run_command("ng_run", cwd=folder)
     assert done.returncode == 2
     assert "no servers to run" in done.stderr and "+config_paths=" in done.stderr

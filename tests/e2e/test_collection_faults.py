@@ -20,7 +20,7 @@ from tests.support.faults import limit_file_size
 PROCESSES = {"executor": "processes", "num_workers": 2}
 
 
-def test_full_disk_ends_the_run_with_what_is_safe_and_a_resume_completes_it(runs: Runs) -> None:
+def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: Runs) -> None:
     collector = runs.start(partial(limit_file_size, 8000), num_samples_in_parallel=4)
     assert collector.wait() == 1
     done = len(runs.recorded())
@@ -33,7 +33,7 @@ def test_full_disk_ends_the_run_with_what_is_safe_and_a_resume_completes_it(runs
     runs.finish()
 
 
-def test_file_system_that_is_full_loses_nothing_that_was_recorded(runs: Runs) -> None:
+def test_full_file_system_loses_no_recorded_rollout(runs: Runs) -> None:
     collect = subprocess.list2cmdline([str(BIN / "ng_collect_rollouts"), *runs.arguments()])
     script = f"""
         mkdir results kept && mount -t tmpfs -o size=36k tmpfs results || exit 99
@@ -58,7 +58,7 @@ def test_file_system_that_is_full_loses_nothing_that_was_recorded(runs: Runs) ->
     runs.check_complete()
 
 
-def test_full_disk_while_planning_leaves_the_earlier_run_as_it_was(runs: Runs) -> None:
+def test_full_disk_while_planning_leaves_the_earlier_run_unchanged(runs: Runs) -> None:
     runs.finish()
     before = {path: path.read_bytes() for path in runs.output.parent.iterdir()}
     collector = runs.start(partial(limit_file_size, 1000))
@@ -68,7 +68,7 @@ def test_full_disk_while_planning_leaves_the_earlier_run_as_it_was(runs: Runs) -
 
 
 @pytest.mark.parametrize("output", ["tasks.jsonl/below/rollouts.jsonl", "/proc/rollouts.jsonl", "."])
-def test_output_that_cannot_be_written_stops_before_anything_is_asked(runs: Runs, output: str) -> None:
+def test_unwritable_output_is_reported_before_the_first_request(runs: Runs, output: str) -> None:
     before = sorted(runs.folder.iterdir())
     collector = runs.start(output_jsonl_fpath=output)
     assert collector.wait() != 0
@@ -78,7 +78,7 @@ def test_output_that_cannot_be_written_stops_before_anything_is_asked(runs: Runs
     assert sorted(path for path in runs.folder.iterdir() if path != collector.log) == before
 
 
-def test_second_collector_on_the_same_output_is_refused_and_the_first_goes_on(runs: Runs) -> None:
+def test_second_collector_on_the_same_output_is_rejected_and_the_first_continues(runs: Runs) -> None:
     runs.adder.trouble = gate = Gate(6)
     first = runs.start(num_samples_in_parallel=1)
     first.wait_until(lambda: gate.waiting == 1)
@@ -94,7 +94,7 @@ def test_second_collector_on_the_same_output_is_refused_and_the_first_goes_on(ru
 
 
 class Gate:
-    """Trouble for every question from a number on: no answer until it is opened."""
+    """Holds back the responses to all questions from a number on until it is opened."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -130,7 +130,7 @@ def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> 
     assert runs.adder.asked.total() == 12
 
 
-def test_ctrl_c_cancels_rollouts_that_do_not_finish_in_some_seconds(runs: Runs) -> None:
+def test_ctrl_c_cancels_rollouts_that_do_not_finish_within_the_grace_period(runs: Runs) -> None:
     runs.adder.trouble = gate = Gate(4)
     collector = runs.start(num_samples_in_parallel=4)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
@@ -143,7 +143,7 @@ def test_ctrl_c_cancels_rollouts_that_do_not_finish_in_some_seconds(runs: Runs) 
 
 
 @pytest.mark.parametrize("settings", [{}, PROCESSES], ids=["local", "processes"])
-def test_second_ctrl_c_leaves_at_once(runs: Runs, settings: dict[str, object]) -> None:
+def test_second_ctrl_c_exits_at_once(runs: Runs, settings: dict[str, object]) -> None:
     runs.adder.trouble = gate = Gate(4)
     collector = runs.start(num_samples_in_parallel=4, **settings)
     collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) >= 4)
@@ -161,7 +161,7 @@ def test_second_ctrl_c_leaves_at_once(runs: Runs, settings: dict[str, object]) -
     runs.finish()
 
 
-def test_share_of_failures_beyond_the_allowed_one_ends_the_run_early(runs: Runs) -> None:
+def test_too_large_share_of_failures_ends_the_run_early(runs: Runs) -> None:
     async def refuse(number: int, times: int) -> Output | None:
         await asyncio.sleep(0.01)
         return failing(400) if number % 2 else None
@@ -177,7 +177,7 @@ def test_share_of_failures_beyond_the_allowed_one_ends_the_run_early(runs: Runs)
     runs.finish()
 
 
-def test_count_of_failures_beyond_the_allowed_one_ends_the_run_early(runs: Runs) -> None:
+def test_too_many_failures_end_the_run_early(runs: Runs) -> None:
     async def refuse(number: int, times: int) -> Output | None:
         return failing(400) if number in (0, 2, 3) else None
 
@@ -192,7 +192,7 @@ def test_count_of_failures_beyond_the_allowed_one_ends_the_run_early(runs: Runs)
     runs.finish()
 
 
-def test_failures_within_the_allowed_share_are_told_by_exit_code_and_ledger(runs: Runs) -> None:
+def test_failures_within_the_limit_are_in_the_exit_code_and_the_ledger(runs: Runs) -> None:
     async def refuse(number: int, times: int) -> Output | None:
         return failing(400) if number == 5 else None
 
@@ -207,7 +207,7 @@ def test_failures_within_the_allowed_share_are_told_by_exit_code_and_ledger(runs
     assert "Resuming: 12 rollouts planned, 11 done, 1 left" in runs.finish().output
 
 
-def test_endpoint_that_is_down_for_a_while_costs_no_rollout(runs: Runs) -> None:
+def test_temporarily_unreachable_endpoint_loses_no_rollout(runs: Runs) -> None:
     runs = Runs(runs.folder, runs.endpoint, runs.adder, 100)
     runs.adder.trouble = slow
     collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=0.5)
@@ -222,13 +222,13 @@ def test_endpoint_that_is_down_for_a_while_costs_no_rollout(runs: Runs) -> None:
     assert runs.manifest["ledger"]["retried"] >= 4
 
 
-def test_defaults_outlast_an_endpoint_that_is_down_for_ten_seconds() -> None:
+def test_default_retries_outlast_ten_seconds_without_endpoint() -> None:
     config = RolloutCollectionConfig(input_jsonl_fpath="in", output_jsonl_fpath="out")
     shortest_waits_s = [config.retry_backoff_s * 2**n / 2 for n in range(config.max_attempts - 1)]
     assert sum(shortest_waits_s) > 30
 
 
-def test_endpoint_that_fails_often_costs_no_rollout(runs: Runs) -> None:
+def test_endpoint_that_fails_often_loses_no_rollout(runs: Runs) -> None:
     chance = random.Random(7)
 
     async def fail_often(number: int, times: int) -> Output | None:
@@ -242,7 +242,7 @@ def test_endpoint_that_fails_often_costs_no_rollout(runs: Runs) -> None:
     assert runs.adder.asked.total() > 120
 
 
-def test_calls_that_hang_end_at_their_deadline_and_are_made_again(runs: Runs) -> None:
+def test_hanging_calls_end_at_their_deadline_and_are_retried(runs: Runs) -> None:
     async def hang_now_and_then(number: int, times: int) -> Output | None:
         return await hang(number, times) if number % 10 == 0 and times == 1 else None
 
@@ -254,7 +254,7 @@ def test_calls_that_hang_end_at_their_deadline_and_are_made_again(runs: Runs) ->
     assert runs.adder.asked.total() == 44
 
 
-def test_calls_that_always_hang_fail_as_infrastructure_and_complete_on_resume(runs: Runs) -> None:
+def test_calls_that_always_hang_are_infrastructure_failures_and_complete_on_resume(runs: Runs) -> None:
     async def hang_on_one(number: int, times: int) -> Output | None:
         return await hang(number, times) if number == 3 else None
 
@@ -266,7 +266,7 @@ def test_calls_that_always_hang_fail_as_infrastructure_and_complete_on_resume(ru
     runs.finish()
 
 
-def test_killed_worker_owes_its_rollouts_again_and_nothing_else(runs: Runs) -> None:
+def test_only_the_rollouts_of_a_killed_worker_are_played_again(runs: Runs) -> None:
     runs = Runs(runs.folder, runs.endpoint, runs.adder, 60)
     runs.adder.trouble = gate = Gate(20)
     collector = runs.start(num_samples_in_parallel=8, **PROCESSES)
@@ -280,7 +280,7 @@ def test_killed_worker_owes_its_rollouts_again_and_nothing_else(runs: Runs) -> N
     assert sorted(runs.adder.asked.values()) == [1] * 56 + [2] * 4
 
 
-def test_worker_that_cannot_live_ends_the_run_with_what_to_do(runs: Runs) -> None:
+def test_workers_that_keep_dying_end_the_run_with_a_message(runs: Runs) -> None:
     runs.adder.trouble = hang
     collector = runs.start(**PROCESSES)
     deaths = 0
@@ -296,13 +296,13 @@ def test_worker_that_cannot_live_ends_the_run_with_what_to_do(runs: Runs) -> Non
 
 
 def serve(runs: Runs, **settings: object) -> NgRun:
-    """The servers in processes of their own, which the next collectors use."""
+    """Runs the servers in their own processes; later collectors use them."""
     served = NgRun(list(runs.config_paths), {**runs.endpoint.settings, **settings}, cwd=runs.folder)
     runs.settings = {"hosting": "served", "head_server.port": served.head.port}
     return served
 
 
-def test_agent_that_dies_and_is_started_again_costs_no_rollout(runs: Runs) -> None:
+def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: Runs) -> None:
     runs.adder.trouble = gate = Gate(4)
     with serve(runs, restart_policy="on_failure") as served:
         collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=1)
@@ -315,7 +315,9 @@ def test_agent_that_dies_and_is_started_again_costs_no_rollout(runs: Runs) -> No
     assert runs.manifest["ledger"]["retried"] >= 4
 
 
-def test_agent_that_dies_for_good_fails_what_is_left_and_a_resume_completes_it(runs: Runs) -> None:
+def test_agent_that_dies_for_good_fails_the_remaining_rollouts_and_a_resume_completes_them(
+    runs: Runs,
+) -> None:
     runs.adder.trouble = gate = Gate(4)
     with serve(runs) as served:
         collector = runs.start(num_samples_in_parallel=4, max_attempts=2)

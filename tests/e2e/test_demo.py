@@ -1,4 +1,4 @@
-"""`make demo`, once installed: what somebody sees who tries the project for the first time."""
+"""`make demo`, once installed: the first impression of a new user."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from tests.support.commands import ROOT, run_command
 OUTPUT = "results/demo/calculator.jsonl"
 
 
-def test_demo_plays_its_rollouts_and_shows_what_came_of_them_and_where_they_are(tmp_path: Path) -> None:
-    # Within another folder, because it writes below the one that it is run in.
+def test_demo_plays_its_rollouts_and_shows_results_and_paths(tmp_path: Path) -> None:
+    # In another folder, because it writes below its working directory.
     paths = {"PYTHONPATH": str(ROOT)}
     ran = run_command("python", "-m", "scripts.demo", cwd=tmp_path, env=paths, timeout_s=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     with (tmp_path / OUTPUT).open() as lines:
         rewards = [json.loads(line)["reward"] for line in lines]
     assert len(rewards) == 32
-    assert 0.2 <= mean(rewards) <= 0.9  # of a small model: some succeed, some do not
+    assert 0.2 <= mean(rewards) <= 0.9  # a small model: some rollouts succeed, some fail
     assert re.search(r"reward 0\.\d+ ± 0\.\d+ \(95 % CI, 8 tasks × 4\), 100 % complete", ran.stdout)
     named = re.findall(r"^[A-Z][a-z ]+: (results/demo/\S+)$", ran.stdout, re.M)
     assert OUTPUT in named

@@ -1,4 +1,4 @@
-"""What the benchmark of rollouts compares is the same work on both sides."""
+"""Both sides of the rollout benchmark do the same work."""
 
 import asyncio
 import socket
@@ -47,7 +47,7 @@ def test_endpoint_process_plays_both_moves(delay_ms: float) -> None:
     assert types == ["function_call", "function_call_output", "message"]
 
 
-def test_endpoint_process_takes_requests_in_pieces_and_several_on_one_connection() -> None:
+def test_endpoint_process_accepts_split_requests_and_several_per_connection() -> None:
     first = b"POST / HTTP/1.1\r\nContent-Length: 3\r\nX: y\r\n\r\nabc"
     second = b"POST / HTTP/1.1\r\ncontent-length: 20\r\n\r\nfunction_call_output"
     with endpoint_process() as endpoint:
@@ -57,8 +57,8 @@ def test_endpoint_process_takes_requests_in_pieces_and_several_on_one_connection
             for piece in (first[:20], first[20:] + second[:30], second[30:]):
                 connection.sendall(piece)
             expected = TOOL_CALL + FINAL
-            with connection.makefile("rb") as answers:
-                assert answers.read(len(expected)) == expected
+            with connection.makefile("rb") as responses:
+                assert responses.read(len(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_size_of_a_request_is_known_with_its_head(received: bytes, size: int | N
     assert request_size(received) == size
 
 
-def test_every_row_is_played_once_with_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
+def test_every_row_is_played_once_within_the_concurrency_limit(tmp_path: Path) -> None:
     running, most = 0, 0
 
     async def echo(row: bytes) -> bytes:

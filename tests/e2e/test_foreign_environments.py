@@ -1,4 +1,4 @@
-"""The published interface is enough: environments in a user's own folder, written only against it."""
+"""The published interface is sufficient: environments in a user's own folder use nothing else."""
 
 import asyncio
 import http.client
@@ -31,13 +31,13 @@ SOURCES = sorted(file for file in FOREIGN.rglob("*.py") if "__pycache__" not in 
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(FOREIGN)))
-def test_foreign_environments_use_published_names_alone(file: Path) -> None:
+def test_foreign_environments_use_only_published_names(file: Path) -> None:
     assert own_modules(file) <= PUBLISHED
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Somebody's own folder, far from the checkout."""
+    """A user's own folder outside the checkout."""
     folder = tmp_path_factory.mktemp("somebodys") / "project"
     shutil.copytree(FOREIGN, folder, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
@@ -50,7 +50,7 @@ def endpoint() -> Iterator[ScriptedEndpoint]:
 
 
 async def rewards(client: ServerClient, folder: Path) -> list[float]:
-    """One rollout in each environment."""
+    """The rewards of one rollout in each environment."""
     found = []
     for environment, agent in AGENTS.items():
         answer = await client.post(agent, "/run", json=first_row(folder, environment))
@@ -64,7 +64,7 @@ def first_row(folder: Path, environment: str) -> Any:
     return json.loads(file.read_text().splitlines()[0])
 
 
-def test_they_play_embedded_from_the_users_folder(
+def test_foreign_environments_work_embedded(
     folder: Path, endpoint: ScriptedEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -76,7 +76,7 @@ def test_they_play_embedded_from_the_users_folder(
     assert asyncio.run(embedded()) == [1.0, 1.0]
 
 
-def test_they_play_in_processes_from_the_users_folder(folder: Path, endpoint: ScriptedEndpoint) -> None:
+def test_foreign_environments_work_served(folder: Path, endpoint: ScriptedEndpoint) -> None:
     with NgRun(CONFIGS, endpoint.settings, folder) as run:
 
         async def served() -> list[float]:
@@ -85,7 +85,7 @@ def test_they_play_in_processes_from_the_users_folder(folder: Path, endpoint: Sc
         assert asyncio.run(served()) == [1.0, 1.0]
 
 
-def test_their_own_tests_pass(folder: Path) -> None:
+def test_tests_of_foreign_environments_pass(folder: Path) -> None:
     done = run_command("ng_test", "+entrypoint=resources_servers/riddle_judge", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
@@ -93,7 +93,7 @@ def test_their_own_tests_pass(folder: Path) -> None:
 
 @contextmanager
 def served_by_itself(folder: Path, name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`python app.py …`, once it answers at the port."""
+    """`python app.py …`, once it accepts requests at the port."""
     port = free_port()
     process = subprocess.Popen(
         [
@@ -110,13 +110,13 @@ def served_by_itself(folder: Path, name: str, *arguments: str) -> Iterator[tuple
     )
     with process:
         try:
-            assert wait_until(lambda: process.poll() is not None or answers(port), 30)
+            assert wait_until(lambda: process.poll() is not None or accepts_requests(port), 30)
             yield process, port
         finally:
             process.kill()
 
 
-def answers(port: int) -> bool:
+def accepts_requests(port: int) -> bool:
     try:
         return post(port, "/seed_session", {"riddle": "piano"})[0] == 200
     except OSError:
@@ -153,7 +153,7 @@ def test_app_run_as_a_script_serves_until_it_is_stopped(
         assert "Traceback" not in output
 
 
-def test_app_run_as_a_script_with_a_wrong_configuration_says_so_in_one_message(folder: Path) -> None:
+def test_app_run_as_a_script_reports_a_wrong_configuration_in_one_message(folder: Path) -> None:
     command = [sys.executable, "resources_servers/ledger/app.py", "+config_paths=[not_there.yaml]"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2

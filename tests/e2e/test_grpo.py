@@ -1,4 +1,4 @@
-"""The examples as a user runs them, in small: whether they learn is what whole runs show."""
+"""The examples as a user runs them, with few steps; only complete runs can show that they learn."""
 
 import json
 import subprocess
@@ -11,14 +11,14 @@ import pytest
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
-MOST_S = 600
-"""Generous: the machine may be busy."""
+LIMIT_S = 600
+"""Long, because the machine may be busy."""
 
 
 def smoke(variant: str, output: Path) -> dict[str, Any]:
-    """The metrics of a run of two small steps."""
+    """The metrics of a run with two small steps."""
     command = [sys.executable, "-m", f"examples.grpo.{variant}", "--smoke", "--output", str(output)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_S)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert "step   2/2" in done.stdout
     assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -51,5 +51,5 @@ def test_copying_trains_natively_and_writes_metrics_and_curve(tmp_path: Path) ->
     assert metrics["runs"][0]["logprob_gap_mean"] < 1e-4
 
 
-def test_tool_task_trains_through_gym_with_weights_that_the_engine_is_refitted_with(tmp_path: Path) -> None:
+def test_tool_task_trains_through_gym_and_updates_the_weights_of_the_engine(tmp_path: Path) -> None:
     check(smoke("tool_task", tmp_path))

@@ -1,4 +1,4 @@
-"""Groups of a real model through the Gym path: hosted here and behind `ng_run` they are the same."""
+"""Groups of a real model through the Gym path are the same embedded and behind `ng_run`."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ LOCAL_MODEL = "responses_api_models/local_model/configs/local_model_for_rl.yaml"
 WEIGHT_VERSION = 7
 SETTINGS = {f"{AGENT}.responses_api_agents.simple_agent.max_steps": 2}
 IN_TURN = {"max_concurrent_rows": 1}
-"""Log-probabilities depend a little on what the engine has computed before, so on the order of rows."""
+"""Log-probabilities depend slightly on what the engine has computed before, and so on the order of rows."""
 
 
 def prompt() -> Any:
@@ -42,7 +42,7 @@ def prompt() -> Any:
 
 
 def calling() -> Any:
-    """One whose every turn has to be a short call of the calculator."""
+    """A prompt for which every turn has to be a short call of the calculator."""
     sample = prompt()
     params = sample["extra_env_info"]["responses_create_params"]
     parameters = params["tools"][0]["parameters"]
@@ -62,7 +62,7 @@ def manager(gym: Any, n: int = N, **options: Any) -> RolloutManager:
         "stop_token_ids": None,
         "stop_strings": None,
     }
-    tokenizer: Any = ToyTokenizer()  # whose texts are only shown
+    tokenizer: Any = ToyTokenizer()  # its texts are only displayed
     return RolloutManager(
         tokenizer, {"nemo_gym": gym}, n, CONTEXT, generation_config=config, use_nemo_gym=True, **options
     )
@@ -80,7 +80,7 @@ def played(gym: Any, sample: Any, weights: Path | None = None, **options: Any) -
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy as a trainer hands it over: F16."""
+    """Weights as a trainer exports them: F16."""
     exported = tmp_path_factory.mktemp("weights") / "policy.gguf"
     export_gguf(load_policy(), exported)
     return exported
@@ -88,11 +88,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def embedded(weights: Path) -> PromptGroupRecord:
-    """The group of a seeded run, hosted in this process."""
+    """The group of a seeded run, embedded in this process."""
     return played(NemoGymBatch([CALCULATOR, LOCAL_MODEL], SETTINGS, **IN_TURN), calling(), weights, seed=11)
 
 
-def test_tokens_of_every_member_come_turn_by_turn(embedded: PromptGroupRecord) -> None:
+def test_every_member_has_the_tokens_of_each_turn(embedded: PromptGroupRecord) -> None:
     assert len(embedded.completions) == N
     for completion in embedded.completions:
         log = completion.message_log
@@ -113,12 +113,12 @@ def test_tokens_of_every_member_come_turn_by_turn(embedded: PromptGroupRecord) -
     assert 0 < share < 100
 
 
-def test_members_have_seeds_of_their_own(embedded: PromptGroupRecord) -> None:
+def test_members_have_different_seeds(embedded: PromptGroupRecord) -> None:
     sampled = {tuple(flat_token_ids(completion.message_log).tolist()) for completion in embedded.completions}
     assert len(sampled) > 1
 
 
-def test_group_behind_ng_run_is_the_group_hosted_here(embedded: PromptGroupRecord, weights: Path) -> None:
+def test_group_behind_ng_run_equals_the_embedded_group(embedded: PromptGroupRecord, weights: Path) -> None:
     with NgRun([CALCULATOR, LOCAL_MODEL], SETTINGS) as run:
         over_http = played(
             NemoGym(head_server=f"127.0.0.1:{run.head.port}", **IN_TURN), calling(), weights, seed=11
@@ -144,7 +144,7 @@ VLLM = "responses_api_models/vllm_model/configs"
 
 
 def second_one_calls() -> Any:
-    """A policy whose second rollout uses the calculator; the others answer at once."""
+    """A policy whose second rollout uses the calculator; the others give their answer at once."""
     asked = count()
 
     def write(text: str) -> str:
@@ -175,7 +175,7 @@ def test_policy_that_tokenises_history_again_fails_the_group() -> None:
         played(stand_in(vllm, RETOKENISING), prompt())
 
 
-def test_members_whose_tokens_fit_go_on_without_the_one_whose_do_not() -> None:
+def test_members_with_contiguous_tokens_are_kept_without_the_others() -> None:
     with VLLMStandIn(second_one_calls()) as vllm:
         record = played(stand_in(vllm, RETOKENISING), prompt(), n=3, integrity=GroupIntegrity("mask"))
     assert [completion.reward for completion in record.completions] == [1.0, 0.0, 1.0]
@@ -184,7 +184,7 @@ def test_members_whose_tokens_fit_go_on_without_the_one_whose_do_not() -> None:
     assert advantage_audit(record).baseline == 1.0
 
 
-def test_policy_that_replays_its_tokens_keeps_the_group_whole() -> None:
+def test_policy_that_replays_token_ids_keeps_the_whole_group() -> None:
     with VLLMStandIn(second_one_calls()) as vllm:
         record = played(stand_in(vllm, REPLAYING), prompt(), n=3)
     assert [len(completion.message_log) for completion in record.completions] == [2, 4, 2]

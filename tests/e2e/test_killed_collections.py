@@ -1,4 +1,4 @@
-"""Collections that are killed at any instant: after the resume every rollout is there, once."""
+"""Collections killed at any instant: after a resume every rollout is in the output exactly once."""
 
 import os
 import random
@@ -19,7 +19,8 @@ SEED = int(os.environ.get("SOAK_SEED", str(time.time_ns() % 1_000_000)))
 
 
 def kill_at_random(runs: Runs, kills: int, longest_s: float, **settings: object) -> None:
-    """So many kills, each followed by a resume; a collection that is complete is replaced by a new one."""
+    """Kill a collection this many times and resume it each time; a complete collection is replaced by a new
+    one."""
     instants = random.Random(SEED)
     sys.stdout.write(f"SOAK_SEED={SEED}\n")
     is_complete = False
@@ -57,7 +58,7 @@ def test_collection_in_processes_killed_at_random_instants_has_every_rollout_onc
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_write_that_is_cut_in_the_middle_costs_that_rollout_only(runs: Runs, share: float) -> None:
+def test_interrupted_write_loses_only_that_rollout(runs: Runs, share: float) -> None:
     collector = runs.start(partial(die_in_write, runs.output.name, 6, share), num_samples_in_parallel=4)
     assert collector.wait() == -signal.SIGKILL
     assert len(runs.recorded()) == 5
@@ -69,7 +70,7 @@ def test_write_that_is_cut_in_the_middle_costs_that_rollout_only(runs: Runs, sha
     assert kept == (torn + b"\n" if torn else b"")
 
 
-def test_rollout_whose_line_lacks_only_its_end_is_not_run_again(runs: Runs) -> None:
+def test_rollout_whose_line_lacks_only_the_newline_is_not_played_again(runs: Runs) -> None:
     assert runs.start(num_samples_in_parallel=4).wait() == 0
     runs.output.write_bytes(runs.output.read_bytes()[:-1])
     runs.adder.asked.clear()
@@ -77,7 +78,7 @@ def test_rollout_whose_line_lacks_only_its_end_is_not_run_again(runs: Runs) -> N
     assert not runs.adder.asked
 
 
-def test_line_torn_in_the_middle_is_reported_set_aside_and_run_again(runs: Runs) -> None:
+def test_incomplete_line_is_reported_set_aside_and_its_rollout_played_again(runs: Runs) -> None:
     assert runs.start().wait() == 0
     lines = runs.output.read_bytes().splitlines(keepends=True)
     lines[4] = lines[4][:50] + b"\n"
@@ -87,8 +88,8 @@ def test_line_torn_in_the_middle_is_reported_set_aside_and_run_again(runs: Runs)
     assert kept.read_bytes() == lines[4]
 
 
-def test_kill_before_any_change_of_a_file_loses_nothing(runs: Runs) -> None:
-    """Of a new collection over an old one."""
+def test_kill_before_any_file_change_loses_nothing(runs: Runs) -> None:
+    """For a new collection that replaces an old one."""
     runs = Runs(runs.folder, runs.endpoint, runs.adder, 3)
     runs.finish()
 
@@ -99,7 +100,7 @@ def test_kill_before_any_change_of_a_file_loses_nothing(runs: Runs) -> None:
     assert 20 < steps_until_it_survives(start, runs) < 100
 
 
-def test_kill_before_any_step_of_mending_a_file_loses_nothing(runs: Runs) -> None:
+def test_kill_before_any_step_of_repairing_a_file_loses_nothing(runs: Runs) -> None:
     runs = Runs(runs.folder, runs.endpoint, runs.adder, 4)
     runs.finish()
     whole = runs.output.read_bytes()
@@ -109,11 +110,11 @@ def test_kill_before_any_step_of_mending_a_file_loses_nothing(runs: Runs) -> Non
         runs.output.write_bytes(first + second[:40] + b"\n" + third + fourth[:40])
         return runs.resume(fault)
 
-    assert steps_until_it_survives(start, runs, most=10) == 10  # all later ones are those of any run
+    assert steps_until_it_survives(start, runs, most=10) == 10  # later steps are the same in every run
 
 
 def steps_until_it_survives(start: Callable[[Fault], Collector], runs: Runs, most: int = 100) -> int:
-    """Kill it before its first change of a file, then before its second, and so on; each is resumed."""
+    """Kill a collection before its first file change, then another before its second, …; resume each."""
     for number in range(1, most + 1):
         if start(partial(die_before_step, number, runs.output.parent)).wait() == 0:
             runs.check_complete()

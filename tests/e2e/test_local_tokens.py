@@ -1,4 +1,4 @@
-"""Rollouts of a real model, multi-turn: the tokens of every turn go on with those of the turn before."""
+"""Multi-turn rollouts of a real model: the prompt of every turn starts with the tokens of the turn before."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from tests.support.commands import BIN, ROOT, run_command, wait_until
 from tests.support.engines import engines_below
 
 ROLLOUTS = int(os.environ.get("SOAK_ROLLOUTS", "20"))
-"""Multi-turn ones."""
+"""The required number of multi-turn rollouts."""
 MOST_STEPS = 2
 AGENT = "calculator_simple_agent"
 CONFIGS = (
@@ -20,12 +20,12 @@ CONFIGS = (
 
 
 def rows() -> list[dict[str, Any]]:
-    """Four have to call the calculator in each turn; the fifth, with worked examples, may."""
+    """Four rows that have to call the calculator in each turn, and one with worked examples that may."""
     lines = (ROOT / "resources_servers/calculator/data/few_shot.jsonl").read_text().splitlines()
     given = [json.loads(line) for line in lines[:5]]
     for row in given[:4]:
         params = row["responses_create_params"]
-        # Short and plain: none of these calls is cut off or cannot be read.
+        # Short and simple, so that no call is truncated or malformed.
         parameters = params["tools"][0]["parameters"]
         parameters["properties"]["expression"]["pattern"] = "^[0-9+*]{1,8}$"
         parameters["additionalProperties"] = False
@@ -48,7 +48,7 @@ def arguments(folder: Path, repeats: int, **more: object) -> list[str]:
     return [f"+config_paths=[{','.join(CONFIGS)}]", *(f"+{key}={value}" for key, value in settings.items())]
 
 
-def test_every_turn_of_a_real_model_goes_on_with_the_tokens_before_it(tmp_path: Path) -> None:
+def test_every_turn_of_a_real_model_starts_with_the_tokens_before_it(tmp_path: Path) -> None:
     repeats = ROLLOUTS // 4 + 1  # four of the five tasks are multi-turn
     ran = run_command("ng_collect_rollouts", *arguments(tmp_path, repeats), timeout_s=60 + 10 * ROLLOUTS)
     assert ran.returncode == 0, ran.stderr
@@ -68,7 +68,7 @@ def multi_turn(rollouts: Path) -> int:
         return sum(turns(line) > 1 for line in lines)
 
 
-def test_worker_processes_share_one_engine_and_leave_none(tmp_path: Path) -> None:
+def test_worker_processes_share_one_engine_and_leave_none_running(tmp_path: Path) -> None:
     command = arguments(tmp_path, 1, limit=2, executor="processes", num_workers=2)
     with subprocess.Popen(
         [str(BIN / "ng_collect_rollouts"), *command],

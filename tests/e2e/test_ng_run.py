@@ -1,4 +1,4 @@
-"""`ng_run`: a process for each server, and none of them left afterwards."""
+"""`ng_run`: one process per server, and none of them remains afterwards."""
 
 import asyncio
 import json
@@ -91,17 +91,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[NgRun]:
-    """One `ng_run` for the tests that only look. Its soft limit of open files is low."""
+    """One `ng_run` for the tests that do not change it. Its soft limit of open files is low."""
     with NgRun([CHATTY_CONFIG, PLAIN_CONFIG], TWO_WORKERS, folder, soft_file_limit=200) as run:
         yield run
 
 
 WRITER = "chatty[0]"
-"""Who answers the first call of a client."""
+"""The worker that serves the first call of a client."""
 
 
 def write(run: NgRun, data: bytes, times: int = 1) -> None:
-    """Have the server write to its standard output."""
+    """Make the server write to its standard output."""
     run.ask("chatty", "/write", {"hex": data.hex(), "times": times})
 
 
@@ -125,7 +125,7 @@ def test_table_and_status_command_show_every_server(running: NgRun, folder: Path
     status = run_command("ng_status", f"+head_server.port={running.head.port}", cwd=folder)
     assert status.returncode == 0, status.stderr
     table = status.stdout.partition("\n")[2]
-    assert table in running.output  # what ng_run said is what there is
+    assert table in running.output  # the table of ng_run matches the status
     rows = [line.split() for line in table.splitlines()[2:]]
     assert [row[0] for row in rows] == ["chatty[0]", "chatty[1]", "plain"]
     assert all(row[1] == "resources_servers" and row[3] == "ready" for row in rows)
@@ -133,20 +133,20 @@ def test_table_and_status_command_show_every_server(running: NgRun, folder: Path
     assert f"http://127.0.0.1:{running.head.port}" in status.stdout.splitlines()[0]
 
 
-def test_status_as_json_holds_the_head_servers_list(running: NgRun, folder: Path) -> None:
+def test_status_as_json_contains_the_list_of_the_head_server(running: NgRun, folder: Path) -> None:
     port = f"+head_server.port={running.head.port}"
     status = run_command("ng_status", port, "+json_output=true", cwd=folder)
     shown = json.loads(status.stdout)
     assert shown == {"servers": json.loads(running.fetch("/server_instances")), "collections": []}
 
 
-def test_status_names_the_processes_that_answer(running: NgRun) -> None:
+def test_status_names_the_processes_that_serve_requests(running: NgRun) -> None:
     listed = {entry["pid"] for entry in json.loads(running.fetch("/server_instances"))}
     assert listed == set(children_of(running.process.pid))
     assert running.ask("chatty", "/who")["pid"] in listed
 
 
-def test_head_server_tells_the_configuration_without_its_secrets(running: NgRun) -> None:
+def test_head_server_serves_the_configuration_without_its_secrets(running: NgRun) -> None:
     values = yaml.safe_load(json.loads(running.fetch("/global_config_dict_yaml")))
     assert values["policy_api_key"] == "****"
     assert len(values["chatty"]["resources_servers"]["chatty"]["worker_ports"]) == 2
@@ -167,7 +167,7 @@ def test_lines_of_a_server_are_prefixed_with_its_name_and_have_no_secrets(runnin
     assert SECRET not in running.output and "pass-word" not in running.output
 
 
-def test_very_long_line_is_shown_whole_and_without_its_secrets(running: NgRun) -> None:
+def test_very_long_line_is_shown_in_full_without_its_secrets(running: NgRun) -> None:
     before = len(running.lines_of(WRITER))
     write(running, f"{SECRET}.".encode(), times=40_000)
     write(running, b"THE-END\n")
@@ -181,7 +181,7 @@ def test_binary_garbage_does_not_break_the_log(running: NgRun) -> None:
     assert running.process.poll() is None
 
 
-def test_line_that_comes_in_parts_is_shown_whole(running: NgRun) -> None:
+def test_line_written_in_parts_is_shown_as_one(running: NgRun) -> None:
     for part in (b"half a line, ", b"now whole\n"):
         write(running, part)
     assert wait_until(lambda: running.lines_of(WRITER)[-1:] == ["half a line, now whole"], 5)
@@ -195,14 +195,14 @@ def test_workers_use_the_app_that_the_module_exposes(running: NgRun) -> None:
     assert running.ask("chatty", "/who")["exposed"] is True
 
 
-def test_sessions_stay_with_their_worker_and_both_get_some(running: NgRun) -> None:
+def test_sessions_stay_with_their_worker_and_both_workers_get_some(running: NgRun) -> None:
     sessions = count_in_parallel(running, 20)
     assert [session["count"] for session in sessions] == [4] * 20
     assert all(len(set(session["pids"])) == 1 for session in sessions)
     assert len({session["pids"][0] for session in sessions}) == 2
 
 
-def test_second_ng_run_on_the_same_head_port_ends_with_the_port_and_what_to_do(
+def test_second_ng_run_on_the_same_head_port_names_the_port_and_what_to_do(
     running: NgRun, folder: Path
 ) -> None:
     port = f"+head_server.port={running.head.port}"
@@ -217,7 +217,7 @@ def test_second_ng_run_on_the_same_head_port_ends_with_the_port_and_what_to_do(
 def test_signal_stops_every_process_with_exit_code_0(folder: Path, number: int) -> None:
     with NgRun([CHATTY_CONFIG], {"policy_api_key": SECRET}, folder) as run:
         processes = descendants_of(run.process.pid)
-        assert len(processes) == 3  # the server and what it started
+        assert len(processes) == 3  # the server and its child process
         assert run.stop(number) == 0
         assert not any(map(is_running, processes))
         assert "Traceback" not in run.output
@@ -242,7 +242,7 @@ def test_ctrl_c_while_servers_start_stops_them(folder: Path) -> None:
         assert "Traceback" not in run.output
 
 
-def test_dead_server_ends_all_with_its_signal_and_last_lines(folder: Path) -> None:
+def test_dead_server_ends_the_run_with_its_signal_and_last_lines(folder: Path) -> None:
     with NgRun([CHATTY_CONFIG, PLAIN_CONFIG], {"policy_api_key": SECRET}, folder) as run:
         processes = descendants_of(run.process.pid)
         write(run, b"\n".join(b"line %d" % number for number in range(100)) + b"\nlast words\n")
@@ -255,7 +255,7 @@ def test_dead_server_ends_all_with_its_signal_and_last_lines(folder: Path) -> No
         assert not any(map(is_running, processes))
 
 
-def test_server_that_dies_is_started_again_as_often_as_allowed(folder: Path) -> None:
+def test_server_that_dies_is_restarted_up_to_the_limit(folder: Path) -> None:
     settings = {"policy_api_key": SECRET, "restart_policy": "on_failure", "max_restarts": 1}
     with NgRun([CHATTY_CONFIG], settings, folder) as run:
         remains = descendants_of(run.process.pid)
@@ -269,7 +269,7 @@ def test_server_that_dies_is_started_again_as_often_as_allowed(folder: Path) -> 
 
 
 async def kill_between_two_calls(run: NgRun) -> tuple[int, int]:
-    """The process ids that one client is told before the server is killed, and after."""
+    """The process ids that one client sees before and after the server is killed."""
     client = ServerClient.load_from_global_config(run.head)
     [(_, port, _)] = run_status(run)
     first = (await (await client.post("chatty", "/who", json={})).json())["pid"]
@@ -284,7 +284,7 @@ def run_status(run: NgRun) -> list[tuple[str, int, int]]:
     return [(entry["status"], entry["port"], entry["restarts"]) for entry in entries]
 
 
-def test_server_that_dies_at_its_restart_uses_up_the_restarts(folder: Path) -> None:
+def test_server_that_dies_during_a_restart_uses_up_its_restarts(folder: Path) -> None:
     fragile = (
         "from pathlib import Path\nimport os\nif Path(__file__).with_name('fragile').exists(): os._exit(7)\n"
     )
@@ -298,7 +298,7 @@ def test_server_that_dies_at_its_restart_uses_up_the_restarts(folder: Path) -> N
         assert "ServerDiedError: brittle died (exit code 7)" in run.output
 
 
-def test_server_whose_start_up_fails_is_reported_with_its_lines(folder: Path) -> None:
+def test_failed_start_up_of_a_server_is_reported_with_its_log(folder: Path) -> None:
     lifespan = (
         "from contextlib import asynccontextmanager\n"
         "@asynccontextmanager\n"
@@ -324,7 +324,7 @@ def test_modules_in_the_working_directory_do_not_shadow_those_of_the_servers(fol
         assert run.ask("tidy", "/ask") == {"answer": "plain"}
 
 
-def test_servers_stop_when_nobody_reads_the_log_any_more(folder: Path) -> None:
+def test_servers_stop_when_the_log_is_not_read_any_more(folder: Path) -> None:
     port = free_port()
     log = "import threading\ndef log():\n    print('tick')\n    threading.Timer(0.1, log).start()\nlog()\n"
     config = write_component(folder, "ticks", log + SERVER)
@@ -390,13 +390,13 @@ def slow_and_quick(tmp_path: Path) -> Iterator[NgRun]:
         yield run
 
 
-def test_program_that_an_environment_starts_finds_its_input_empty(slow_and_quick: NgRun) -> None:
+def test_program_started_by_an_environment_has_an_empty_standard_input(slow_and_quick: NgRun) -> None:
     client = ServerClient.load_from_global_config(slow_and_quick.head)
     answer = asyncio.run(client.post("quick", "/cat"))
     assert asyncio.run(answer.json()) == {"read": ""}
 
 
-def test_ctrl_c_while_all_stop_after_a_death_hides_neither_the_death_nor_a_process(
+def test_ctrl_c_during_the_stop_after_a_death_still_reports_the_death_and_ends_all(
     slow_and_quick: NgRun,
 ) -> None:
     slow = slow_and_quick.pid_of("slow")
@@ -410,9 +410,9 @@ def test_ctrl_c_while_all_stop_after_a_death_hides_neither_the_death_nor_a_proce
     assert not is_running(slow)
 
 
-def test_death_at_the_very_moment_of_ctrl_c_is_still_reported(slow_and_quick: NgRun) -> None:
+def test_death_at_the_moment_of_ctrl_c_is_still_reported(slow_and_quick: NgRun) -> None:
     quick = slow_and_quick.pid_of("quick")
-    slow_and_quick.process.send_signal(signal.SIGSTOP)  # both wait for it when it goes on
+    slow_and_quick.process.send_signal(signal.SIGSTOP)  # both signals are pending when it continues
     os.kill(quick, signal.SIGKILL)
     assert wait_until(lambda: not is_running(quick))
     slow_and_quick.process.send_signal(signal.SIGINT)

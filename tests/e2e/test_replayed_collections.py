@@ -1,4 +1,4 @@
-"""A recorded run is replayed without its model: the same rollouts, and with faults none is lost."""
+"""A recorded run is replayed without its model: the rollouts are the same, and faults lose none of them."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ FAULTS = {
 
 
 def calculate(request: dict[str, Any]) -> list[Item]:
-    """Plays each repeat (its number is the seed) in another way; two of them begin alike."""
+    """Plays each repeat (its number is the seed) differently; two of them begin in the same way."""
     repeat, results = request["seed"], tool_outputs(request)
     if not results:
         typed = user_text(request).removeprefix("What is ").removesuffix("?")
@@ -44,7 +44,7 @@ def calculate(request: dict[str, Any]) -> list[Item]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a collection left."""
+    """The files of a collection."""
 
     output: Path
 
@@ -65,7 +65,7 @@ class Run:
         return ledger
 
     def endings(self, task: int) -> Counter[str]:
-        """What the model said last in the rollouts of a task."""
+        """The last message of each rollout of a task."""
         outputs = [run["response"]["output"] for key, run in self.rollouts.items() if key[0] == task]
         return Counter(output[-1]["content"][0]["text"] for output in outputs)
 
@@ -93,8 +93,8 @@ def collect(folder: Path, name: str, model: str, **settings: object) -> Run:
     return Run(folder / f"{name}.jsonl")
 
 
-def healed(item: Item) -> Item:
-    """A recorded item again, of one that came with a NaN; any other as it is."""
+def without_nan(item: Item) -> Item:
+    """The recorded item for one with a NaN; any other item unchanged."""
     log_probs = item.get("generation_log_probs")
     if not log_probs or log_probs[0] is not None:
         return item
@@ -118,7 +118,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     yield run
 
 
-def test_replay_gives_the_recorded_rollouts_again(recorded: Run, tmp_path: Path) -> None:
+def test_replay_reproduces_the_recorded_rollouts(recorded: Run, tmp_path: Path) -> None:
     replayed = collect(tmp_path, "replayed", REPLAY, replay_rollouts_fpath=recorded.output)
     before, after = recorded.rollouts, replayed.rollouts
     assert {key: run["reward"] for key, run in after.items()} == {
@@ -129,7 +129,7 @@ def test_replay_gives_the_recorded_rollouts_again(recorded: Run, tmp_path: Path)
         assert rollout["response"]["usage"] == before[key]["response"]["usage"]
 
 
-def test_no_rollout_is_lost_whatever_the_model_does(recorded: Run, tmp_path: Path) -> None:
+def test_no_rollout_is_lost_with_all_kinds_of_faults(recorded: Run, tmp_path: Path) -> None:
     place = "policy_model.responses_api_models.replay_model.faults"
     faults = {f"{place}.{name}": value for name, value in FAULTS.items()}
     settings = {"replay_rollouts_fpath": recorded.output, "num_repeats_add_seed": "true"}
@@ -139,16 +139,16 @@ def test_no_rollout_is_lost_whatever_the_model_does(recorded: Run, tmp_path: Pat
     assert not succeeded & run.failed
     ledger = run.ledger
     assert ledger["not_run"] == 0
-    assert ledger["retried"] > TASKS * REPEATS / 5  # faults there were
+    assert ledger["retried"] > TASKS * REPEATS / 5  # there were faults
     assert len(succeeded) >= 0.9 * TASKS * REPEATS
     outputs = {key: rollout["response"]["output"] for key, rollout in run.rollouts.items()}
-    whole = [key for key, output in outputs.items() if len(output) == 3]  # an empty one ends a rollout early
+    whole = [key for key, output in outputs.items() if len(output) == 3]  # empty responses end rollouts early
     assert len(whole) >= 0.75 * TASKS * REPEATS
     before, after = recorded.rollouts, run.rollouts
     for key in whole:
-        assert [healed(item) for item in outputs[key]] == before[key]["response"]["output"]
+        assert [without_nan(item) for item in outputs[key]] == before[key]["response"]["output"]
         assert after[key]["reward"] == before[key]["reward"]
-    spoiled = sum(healed(item) != item for output in outputs.values() for item in output)
+    spoiled = sum(without_nan(item) != item for output in outputs.values() for item in output)
     assert spoiled > 0
     found = token_report(run)["defects"]
     assert {defect: (count["items"], count["values"]) for defect, count in found.items()} == {
@@ -156,7 +156,7 @@ def test_no_rollout_is_lost_whatever_the_model_does(recorded: Run, tmp_path: Pat
     }
 
 
-def test_model_server_in_front_of_a_replayed_endpoint_gets_over_its_faults(
+def test_model_server_in_front_of_a_replayed_endpoint_overcomes_its_faults(
     recorded: Run, tmp_path: Path
 ) -> None:
     port, place = free_port(), "policy_model.responses_api_models.replay_model"

@@ -1,4 +1,4 @@
-"""Runs that are tracked: the commands, the real trackers, and trackers that are not there."""
+"""Tracked runs: the commands, the real trackers, and trackers that cannot be reached."""
 
 import json
 import sqlite3
@@ -56,7 +56,7 @@ def test_run_is_tracked_by_wandb_offline_and_no_key_is_written(tmp_path: Path, a
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-def test_tracker_that_is_down_is_a_warning_and_the_run_is_whole(tmp_path: Path, arguments: list[str]) -> None:
+def test_unreachable_tracker_is_a_warning_and_the_run_completes(tmp_path: Path, arguments: list[str]) -> None:
     tracking = [f"+mlflow_tracking_uri=http://127.0.0.1:{free_port()}"]
     done = run_command("ng_collect_rollouts", *arguments, *tracking, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

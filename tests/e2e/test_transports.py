@@ -32,7 +32,7 @@ IDS_AND_TIMES = re.compile(rb'"(id|created_at)":("[^"]*"|\d+(\.\d+)?)|[0-9a-f]{3
 
 @dataclass
 class World:
-    """The same servers twice: described for embedding, and served."""
+    """The same servers twice: embedded and served."""
 
     settings: dict[str, Any]
     served: NgRun
@@ -87,7 +87,7 @@ def test_rollouts_are_the_same_bytes_on_both_transports(world: World, environmen
         assert IDS_AND_TIMES.sub(b"", here) == IDS_AND_TIMES.sub(b"", there)
         rollout = orjson.loads(here)
         assert rollout.items() >= {key: row[key] for key in row if key != "responses_create_params"}.items()
-    assert orjson.loads(embedded[0])["reward"] == 1.0  # the player is good at the first row
+    assert orjson.loads(embedded[0])["reward"] == 1.0  # the scripted player solves the first row
 
 
 @pytest.mark.parametrize("hosting", ["embedded", "served"])
@@ -156,12 +156,12 @@ SAME_HEADERS = (
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}{call[2]}-{CALLS.index(call)}")
-def test_any_call_has_the_same_answer_on_both_transports(
+def test_any_call_has_the_same_response_on_both_transports(
     world: World, call: tuple[str, str, str, dict[str, Any]]
 ) -> None:
     server, method, path, options = call
 
-    async def answer(client: ServerClient) -> tuple[int, bytes, dict[str, str | None], list[str]]:
+    async def respond(client: ServerClient) -> tuple[int, bytes, dict[str, str | None], list[str]]:
         response = await client.request(server, path, method, **options)
         headers = {name: response.headers.get(name) for name in SAME_HEADERS}
         return (
@@ -173,8 +173,8 @@ def test_any_call_has_the_same_answer_on_both_transports(
 
     async def both() -> None:
         async with nemo_gym.open_servers(CONFIGS, world.settings) as client:
-            here = await answer(client)
-        there = await answer(ServerClient.load_from_global_config(world.served.head))
+            here = await respond(client)
+        there = await respond(ServerClient.load_from_global_config(world.served.head))
         assert here == there
 
     asyncio.run(both())

@@ -1,4 +1,4 @@
-"""Environments whose code hangs, exits or ignores that it is cancelled: no rollout stops a run."""
+"""Environments whose code hangs, exits or ignores its cancellation: no rollout stops a run."""
 
 import signal
 
@@ -52,7 +52,8 @@ async def never_end():
         except asyncio.CancelledError:
             pass
 """
-"""An environment that behaves; text after it may put a method anew. Rollout 3 is the one that matters."""
+"""A well-behaved environment; code appended to it may replace a method. Rollout 3 is the one that
+misbehaves."""
 
 CONFIG = """
 unruly:
@@ -71,7 +72,7 @@ PROCESSES = {"executor": "processes", "num_workers": 2}
 
 
 def unruly(runs: Runs, code: str = "", below: str = ".") -> Runs:
-    """The same rollouts in an environment with this code."""
+    """The same rollouts in an environment with this code appended."""
     folder = runs.folder / below
     files = {"app.py": APP + code, "configs/unruly.yaml": CONFIG}
     write_files(folder / "resources_servers" / "unruly", files)
@@ -80,7 +81,7 @@ def unruly(runs: Runs, code: str = "", below: str = ".") -> Runs:
 
 
 def behave(runs: Runs) -> None:
-    """Mend the environment, and finish the run."""
+    """Repair the environment and finish the run."""
     unruly(runs).finish()
 
 
@@ -106,7 +107,7 @@ def test_rollout_that_kills_its_worker_fails_alone(runs: Runs) -> None:
     behave(runs)
 
 
-def test_tool_that_hangs_is_tried_again(runs: Runs) -> None:
+def test_hanging_tool_is_retried(runs: Runs) -> None:
     async def stall_once(number: int, times: int) -> Output | None:
         return [function_call("stall")] if number == 5 and times == 1 else None
 
@@ -117,7 +118,7 @@ def test_tool_that_hangs_is_tried_again(runs: Runs) -> None:
     assert runs.adder.asked[5] == 2 and runs.manifest["ledger"]["retried"] == 1
 
 
-def test_rollout_that_takes_too_long_says_what_it_was_doing(runs: Runs) -> None:
+def test_rollout_that_times_out_reports_what_it_was_doing(runs: Runs) -> None:
     runs = unruly(runs, HANGS)
     collector = runs.start(rollout_timeout_s=0.5, max_attempts=1)
     assert collector.wait() == 1
@@ -129,10 +130,12 @@ def test_rollout_that_takes_too_long_says_what_it_was_doing(runs: Runs) -> None:
     behave(runs)
 
 
-def test_code_that_swallows_its_cancellation_is_left_behind(runs: Runs) -> None:
+def test_code_that_ignores_its_cancellation_is_abandoned(runs: Runs) -> None:
     both = [unruly(runs, NEVER_ENDS, below=hosting) for hosting in ("local", "processes")]
     settings = {"rollout_timeout_s": 0.5, "max_attempts": 1}
-    collectors = [one.start(executor=one.folder.name, **settings) for one in both]  # each takes its time
+    collectors = [
+        one.start(executor=one.folder.name, **settings) for one in both
+    ]  # each takes several seconds
     shutting_down = unruly(runs, "async def end(self): await never_end()\nServer.end = end\n")
     assert shutting_down.start().wait() == 0
     shutting_down.check_complete()
@@ -144,7 +147,7 @@ def test_code_that_swallows_its_cancellation_is_left_behind(runs: Runs) -> None:
         behave(one)
 
 
-def test_verifier_that_blocks_a_thread_is_left_behind(runs: Runs) -> None:
+def test_verifier_that_blocks_a_thread_is_abandoned(runs: Runs) -> None:
     blocking = (
         "def verify(self, body: dict) -> dict:\n"
         "    if body['expected_answer'] == '4': time.sleep(3600)\n"
@@ -174,7 +177,7 @@ def test_verifier_that_exits_is_a_failed_rollout(runs: Runs, sync: str) -> None:
     behave(runs)
 
 
-def test_verifier_that_cancels_itself_is_a_failed_rollout_and_no_stopped_run(runs: Runs) -> None:
+def test_verifier_that_cancels_itself_fails_its_rollout_and_not_the_run(runs: Runs) -> None:
     runs = unruly(runs, "async def cancel(self): raise asyncio.CancelledError\nServer.misbehave = cancel\n")
     collector = runs.start()
     assert collector.wait() == 1
@@ -184,7 +187,7 @@ def test_verifier_that_cancels_itself_is_a_failed_rollout_and_no_stopped_run(run
 
 
 @pytest.mark.parametrize("hosting", ["local", "processes"])
-def test_ctrl_c_ends_a_start_up_that_hangs(runs: Runs, hosting: str) -> None:
+def test_ctrl_c_ends_a_hanging_start_up(runs: Runs, hosting: str) -> None:
     hanging = (
         "async def start(self):\n    sys.stderr.write('starting\\n')\n    await asyncio.Event().wait()\n"
     )
@@ -199,7 +202,7 @@ def test_ctrl_c_ends_a_start_up_that_hangs(runs: Runs, hosting: str) -> None:
 
 
 @pytest.mark.parametrize("hosting", ["local", "processes"])
-def test_second_ctrl_c_leaves_an_event_loop_that_is_blocked(runs: Runs, hosting: str) -> None:
+def test_second_ctrl_c_exits_although_the_event_loop_is_blocked(runs: Runs, hosting: str) -> None:
     blocking = "async def block(self):\n    sys.stderr.write('blocked\\n')\n    time.sleep(3600)\n"
     runs = unruly(runs, blocking + "Server.misbehave = block\n")
     collector = runs.start(num_samples_in_parallel=1, executor=hosting)
@@ -208,7 +211,7 @@ def test_second_ctrl_c_leaves_an_event_loop_that_is_blocked(runs: Runs, hosting:
     if hosting == "processes":
         collector.wait_until(lambda: "once more leaves" in collector.output)
         collector.send(signal.SIGINT)
-    else:  # it cannot say that it heard: whoever waits presses the keys again and again
+    else:  # a blocked loop cannot confirm the signal, so it is sent until the process exits
         assert wait_until(lambda: collector.send(signal.SIGINT) or not collector.is_running, 20)
     assert collector.wait(10) == 1, collector.output
     assert "+resume_from_cache=true" in collector.output
@@ -217,7 +220,7 @@ def test_second_ctrl_c_leaves_an_event_loop_that_is_blocked(runs: Runs, hosting:
     behave(runs)
 
 
-def test_worker_whose_driver_was_killed_ends_although_it_is_blocked(runs: Runs) -> None:
+def test_blocked_worker_ends_when_its_driver_is_killed(runs: Runs) -> None:
     blocking = "async def block(self):\n    sys.stderr.write('blocked\\n')\n    time.sleep(3600)\n"
     runs = unruly(runs, blocking + "Server.misbehave = block\n")
     collector = runs.start(**PROCESSES)

@@ -1,4 +1,4 @@
-"""What people see of a collection while it runs."""
+"""What `ng_status` and the progress line show of a running collection."""
 
 import asyncio
 import re
@@ -16,14 +16,14 @@ REFUSED = re.compile(r"\d+ s in model call 1, \w+ try, 429")
 
 
 async def too_busy(number: int, times: int) -> Output | None:
-    """429 for ever to the first question, no answer at all to the second."""
+    """Always 429 for the first question, no response at all to the second."""
     if number == 1:
         return await hang(number, times)
     return failing(429) if number == 0 else None
 
 
 def status_of(runs: Runs, port: int) -> str:
-    """What `ng_status` says of the collection."""
+    """The output of `ng_status` for the collection."""
     output = str(runs.output.relative_to(runs.folder))
     status = run_command(
         "ng_status", f"+output_jsonl_fpath={output}", f"+head_server.port={port}", cwd=runs.folder
@@ -32,11 +32,11 @@ def status_of(runs: Runs, port: int) -> str:
 
 
 def shown(runs: Runs, port: int) -> dict[str, str]:
-    """What `ng_status` says each rollout waits for."""
+    """What each rollout is waiting for, according to `ng_status`."""
     return dict(WAITING.findall(status_of(runs, port)))
 
 
-def test_status_says_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: Runs) -> None:
+def test_status_shows_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: Runs) -> None:
     runs.adder.trouble = too_busy
     collector, port = runs.start(), free_port()
     collector.wait_until(lambda: bool(REFUSED.fullmatch(shown(runs, port).get("0:0", ""))))
@@ -48,7 +48,7 @@ def test_status_says_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: 
     assert not status_path_for(runs.output).exists()
 
 
-def test_status_finds_the_collections_below_results_by_itself(runs: Runs) -> None:
+def test_status_finds_collections_below_results(runs: Runs) -> None:
     runs.adder.trouble = too_busy
     collector, port = runs.start(), free_port()
     collector.wait_until(lambda: "model call 1" in shown(runs, port).get("1:0", ""))
@@ -59,7 +59,7 @@ def test_status_finds_the_collections_below_results_by_itself(runs: Runs) -> Non
     assert after.returncode == 2 and "No running collection" in after.stderr
 
 
-def test_status_says_it_of_served_runs_too(runs: Runs) -> None:
+def test_status_shows_what_rollouts_of_a_served_run_wait_for(runs: Runs) -> None:
     runs.adder.trouble = too_busy
     with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
         port = fleet.head.port
@@ -71,7 +71,7 @@ def test_status_says_it_of_served_runs_too(runs: Runs) -> None:
         assert collector.wait() == 1
 
 
-def test_limits_that_served_processes_keep_stand_in_the_progress_and_the_status(runs: Runs) -> None:
+def test_limits_of_served_processes_are_in_the_progress_and_the_status(runs: Runs) -> None:
     let_go = threading.Event()
 
     async def busy(number: int, times: int) -> Output | None:
@@ -85,7 +85,7 @@ def test_limits_that_served_processes_keep_stand_in_the_progress_and_the_status(
         port = fleet.head.port
         settings: dict[str, object] = {"head_server.port": port, "adaptive_concurrency": "true"}
         collector = many.start(hosting="served", **settings, num_samples_in_parallel=40)
-        # Each of the two processes begins with 16.
+        # Each of the two processes starts with a limit of 16.
         collector.wait_until(lambda: f"limits: {origin} 32\n" in status_of(many, port))
         let_go.set()
         assert collector.wait() == 0, collector.output
@@ -94,7 +94,7 @@ def test_limits_that_served_processes_keep_stand_in_the_progress_and_the_status(
     many.check_complete()
 
 
-def test_status_of_workers_is_that_of_all(runs: Runs) -> None:
+def test_status_includes_the_rollouts_of_all_workers(runs: Runs) -> None:
     runs.adder.trouble = too_busy
     collector, port = runs.start(executor="processes", num_workers=2), free_port()
     collector.wait_until(lambda: {"0:0", "1:0"} <= set(shown(runs, port)))
@@ -103,8 +103,8 @@ def test_status_of_workers_is_that_of_all(runs: Runs) -> None:
     assert collector.wait() == 1
 
 
-def test_a_served_rollout_is_given_up_in_the_server_too(runs: Runs) -> None:
-    """No work goes on for a collector that has given it up."""
+def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: Runs) -> None:
+    """A server stops working on a rollout that the collector has cancelled."""
     runs.adder.trouble = hang
     with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
         settings: dict[str, object] = {"head_server.port": fleet.head.port, "limit": 1, "max_attempts": 1}
@@ -133,5 +133,5 @@ def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: Ru
     assert collector.wait() == 0, collector.output
     limit = re.search(r"limit 127\.0\.0\.1:\d+ (\d+)", collector.output)
     assert limit is not None and 1 <= int(limit[1]) <= 16
-    assert most <= 32  # without it all 64 would have gone out at once
+    assert most <= 32  # without the limit all 64 would have been sent at once
     many.check_complete()

@@ -1,4 +1,4 @@
-"""The wheel: its contents and metadata, and that it works in an environment of its own."""
+"""The wheel: its contents, its metadata, and that it works in a new virtual environment."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts of a new virtual environment that the wheel is installed in, without an index.
+    """The scripts of a new virtual environment with the wheel, installed without a package index.
 
     The dependencies come from the environment of the tests, except pyarrow, which cannot be imported.
     """

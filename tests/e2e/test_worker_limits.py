@@ -1,4 +1,4 @@
-"""Limits that are set once hold for a whole run, however many processes play its rollouts."""
+"""Limits apply to the whole run, however many worker processes it has."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ from scripts.scripted_endpoint import ScriptedEndpoint, message
 from tests.support.commands import run_command
 
 
-def test_limit_of_requests_at_the_endpoint_holds_over_all_workers(tmp_path: Path) -> None:
+def test_limit_of_concurrent_requests_applies_to_all_workers_together(tmp_path: Path) -> None:
     now, most = 0, 0
 
     async def script(request: dict[str, Any]) -> list[dict[str, Any]]:
