@@ -136,6 +136,38 @@ def test_one_package_reads_the_environment_and_one_speaks_http_out(file: Path) -
         assert not re.search(r"^\s*print\(", text, re.M)
 
 
+COLLECTION_LAYERS = [
+    {"config", "outcome"},
+    {"recording"},
+    {"servers"},
+    {"planning"},
+    {"execution"},
+    {"results"},
+    {"display"},
+    {"heartbeat"},
+    {"collection"},
+    {"helper"},
+]
+"""The inside of `rollout_collection`, from low to high. Its `__init__` only names what is published."""
+COLLECTION_RANK = {module: rank for rank, layer in enumerate(COLLECTION_LAYERS) for module in layer}
+COLLECTION = "nemo_gym.rollout_collection."
+COLLECTION_FILES = [
+    file
+    for file in GYM_FILES
+    if module_of(file) == "rollout_collection" and file != ROOT / "nemo_gym/rollout_collection/__init__.py"
+]
+
+
+@pytest.mark.parametrize("file", COLLECTION_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_phases_of_a_collection_import_only_from_phases_below(file: Path) -> None:
+    module = file.relative_to(ROOT / "nemo_gym/rollout_collection").parts[0].removesuffix(".py")
+    assert module in COLLECTION_RANK, f"{module} has no layer; give it one in this test"
+    names = [name for name in imported_modules(file) if name.startswith(COLLECTION)]
+    others = {name.removeprefix(COLLECTION).partition(".")[0] for name in names} - {module}
+    above = {other for other in others if COLLECTION_RANK[other] >= COLLECTION_RANK[module]}
+    assert not above, f"{file} imports {sorted(above)}, which are not below {module}"
+
+
 RL_ORDER = [
     "lazy",
     "data.interfaces",

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
-from nemo_gym.config import GymConfig
+from nemo_gym.config import GymConfig, max_rollout_attempts
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
-from nemo_gym.rollout_collection.collection import Collection
+from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.report import RESUME_HINT, report, report_data
@@ -55,7 +55,7 @@ def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
 async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: Leaving) -> int:
     servers = choose_servers(config, options.hosting)
     display = Display(sys.stderr)
-    collection = Collection(options, servers, display)
+    collection = Collection(options, servers, display, CollectionPolicy(max_rollout_attempts()))
     _obey_signals(collection, display, leaving)
     try:
         collected = await collection.run()
@@ -75,7 +75,7 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
 
 
 async def _dry_run(config: GymConfig, options: CollectRolloutsConfig) -> int:
-    print("\n".join(dry_run(options, servers_in_sight(config, options.hosting))))
+    print("\n".join(dry_run(options, servers_in_sight(config, options.hosting), max_rollout_attempts())))
     return 0
 
 

@@ -1,15 +1,16 @@
-"""Rollout collection: rows in, scored rollouts out, and nothing lost on the way.
+"""Rollout collection: rows in, rollouts with rewards out, and nothing lost between.
 
 config        the public configuration classes
-outcome       what goes into an executor and what comes back
+outcome       planned rollouts and outcomes: what goes into an executor and what comes back
 recording/    the files of a run: rollouts, failures, manifest, status and lock
 servers       which servers play
 planning/     rows become materialized inputs; what an earlier run left; the remaining work
-execution/    one attempt, dispatch with deadlines and retries, executors and their workers
+execution/    one play, attempts with deadlines and retries, executors, workers and their links
 results/      metrics of agents, shards, trackers
 display/      progress, reports, dry run
+heartbeat     what a run does every second
 collection    the whole run: plan, resume, execute, record, measure
-helper        the way in from Python
+helper        the Python interface
 """
 
 import sys
@@ -55,7 +56,7 @@ _HOMES = {
     "_expand_input_glob": "results.aggregate",
     "_rollout_request_debug_summary": "planning.rows",
 }
-"""Loaded when they are asked for: who reads a file of rollouts needs no servers."""
+"""Loaded when first used: code that only reads a file of rollouts needs no servers."""
 
 
 def __getattr__(name: str) -> Any:

@@ -19,14 +19,15 @@ from nemo_gym.journal import read_lines
 from nemo_gym.metrics import measured
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of, key_of, packed, parsed
-from nemo_gym.rollout_collection.collection import Collection
+from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.report import report
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows
-from nemo_gym.rollout_collection.recording.recovery import mend_output, read_failures
+from nemo_gym.rollout_collection.planning.remaining import read_plan, remaining_work
+from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.servers import Servers, served_by, setup_client
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
@@ -49,10 +50,10 @@ class RolloutCollectionHelper(BaseModel):
         """Collect; gives the rollouts sorted by key, resumed ones included, read when they are looked at."""
         display = Display(sys.stderr)
         if config.dry_run:
-            display.note("\n".join(dry_run(config, self._servers_in_sight())))
+            display.note("\n".join(dry_run(config, self._servers_in_sight(), max_rollout_attempts())))
             return []
         servers = served_by(self.setup_server_client())
-        collected = await Collection(config, servers, display).run()
+        collected = await Collection(config, servers, display, _policy()).run()
         display.note("\n".join(report(collected)))
         return collected.rollouts
 
@@ -89,19 +90,19 @@ class RolloutCollectionHelper(BaseModel):
     def _load_from_cache(
         self, config: RolloutCollectionConfig
     ) -> tuple[list[Row], list[Row], list[Row], list[list[bytes]]]:
-        """An earlier run: rows that are left, rows that are done, their results, and those as lines."""
-        output = Path(config.output_jsonl_fpath)
-        rows = {_packed_key(row): row for row in _rows(config.materialized_jsonl_fpath)}
-        mend_output(output)
+        """An earlier run: the rows that remain, the rows that are done, their results, and those as lines."""
+        output, plan = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
+        repair_output(output)
         lines = [line.data.strip() for line in read_lines(output)]
         results = {_packed_key(record): record for record in map(parsed, lines)}
-        past, _ = read_failures(failures_path_for(output))
-        settled = {*results, *past.left_alone(max_rollout_attempts())}
-        done = [(name, line) for name, line in zip(results, lines, strict=True) if name in rows]
+        past, _ = recover_failures(failures_path_for(output))
+        work = remaining_work(plan, results.keys(), past, max_rollout_attempts())
+        rows = {key: parsed(line) for key, line in read_plan(plan) if key in results}
+        done = [(key, line) for key, line in zip(results, lines, strict=True) if key in rows]
         return (
-            [row for name, row in rows.items() if name not in settled],
-            [rows[name] for name, _ in done],
-            [results[name] for name, _ in done],
+            [parsed(rollout.line) for rollout in work.rollouts()],
+            [rows[key] for key, _ in done],
+            [results[key] for key, _ in done],
             [[line] for _, line in done],
         )
 
@@ -128,13 +129,13 @@ def _indices(row: Row) -> Row:
     return {key: row[key] for key in (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME) if key in row}
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    return (parsed(line.data) for line in read_lines(path))
+def _policy() -> CollectionPolicy:
+    return CollectionPolicy(max_rollout_attempts())
 
 
 def _packed_key(row: Mapping[str, Any]) -> int:
     key = key_of(dict(row))
-    assert key is not None, "a materialized input has a key"
+    assert key is not None, "the output was repaired"
     return packed(key)
 
 

@@ -26,7 +26,10 @@ def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: Run
     done = len(runs.recorded())
     assert 4 <= done < 12
     assert "cannot write results/rollouts.jsonl: File too large; make room" in collector.output
-    assert f"The {done} rollouts before that are safe; go on with +resume_from_cache=true" in collector.output
+    assert (
+        f"The {done} rollouts recorded before are safe; continue with +resume_from_cache=true"
+        in collector.output
+    )
     assert "Traceback" not in collector.output
     assert runs.output.read_bytes().endswith(b"\n")
     assert runs.check_ledger()["not_run"] == 12 - done
@@ -170,7 +173,7 @@ def test_too_large_share_of_failures_ends_the_run_early(runs: Runs) -> None:
     runs.adder.trouble = refuse
     collector = runs.start(num_samples_in_parallel=4, max_failure_rate=0.2)
     assert collector.wait() == 1
-    assert "Stopped early: more failed than max_failure_rate=0.2 allows" in collector.output
+    assert "Stopped early: more failures than max_failure_rate=0.2 allows" in collector.output
     assert "data: ServerCallError 400" in collector.output
     assert runs.check_ledger()["not_run"] > 100
     runs.adder.trouble = no_trouble
@@ -184,7 +187,7 @@ def test_too_many_failures_end_the_run_early(runs: Runs) -> None:
     runs.adder.trouble = refuse
     collector = runs.start(num_samples_in_parallel=1, max_failure_rate=2)
     assert collector.wait() == 1
-    assert "Stopped early: more failed than max_failure_rate=2 allows" in collector.output
+    assert "Stopped early: more failures than max_failure_rate=2 allows" in collector.output
     assert "12 planned = 1 succeeded + 3 failed (3 data) + 8 not run" in collector.output
     assert runs.start(num_samples_in_parallel=1, max_failure_rate=3).wait() == 1
     assert runs.check_ledger()["not_run"] == 0
@@ -204,7 +207,7 @@ def test_failures_within_the_limit_are_in_the_exit_code_and_the_ledger(runs: Run
     [failure] = runs.failures
     assert failure["_ng_task_index"] == 5 and failure["http_status"] == 400 and failure["attempts"] == 2
     runs.adder.trouble = no_trouble
-    assert "Resuming: 12 rollouts planned, 11 done, 1 left" in runs.finish().output
+    assert "Resuming: 12 rollouts planned, 11 done, 1 remaining" in runs.finish().output
 
 
 def test_temporarily_unreachable_endpoint_loses_no_rollout(runs: Runs) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from nemo_gym.metrics.headline import between, headline, warnings
 from nemo_gym.metrics.summary import Bin, Summary
@@ -15,17 +15,15 @@ from nemo_gym.path_utils import (
     materialized_path_for,
 )
 from nemo_gym.rollout_collection.results.agent_metrics import Entry
+from nemo_gym.rollout_collection.results.collected import Collected
 from nemo_gym.terminal import bar_chart, one_line, step, table
-
-if TYPE_CHECKING:
-    from nemo_gym.rollout_collection.collection import Collected
 
 RESUME_HINT = "The same command with +resume_from_cache=true runs what is missing."
 _BAR_WIDTH = 40
 _BESIDE_A_MEAN = ("median", "std", "min", "max")
 
 
-def report(collected: "Collected") -> list[str]:
+def report(collected: Collected) -> list[str]:
     """Key metrics, the ledger with what went wrong, the files, and what to do next."""
     ledger = collected.ledger
     lines = metrics_lines(collected.entries or [])
@@ -36,12 +34,12 @@ def report(collected: "Collected") -> list[str]:
     lines += [f"{what}: {path}" for what, path in _files(collected)]
     lines += [*collected.warnings, *collected.tracked]
     if not ledger.is_complete:
-        can_resume = ledger.succeeded + ledger.left_alone.total() < ledger.planned
+        can_resume = ledger.succeeded + ledger.skipped.total() < ledger.planned
         lines.append(f"Not all rollouts succeeded. {RESUME_HINT if can_resume else ''}".rstrip())
     return lines
 
 
-def report_data(collected: "Collected") -> dict[str, Any]:
+def report_data(collected: Collected) -> dict[str, Any]:
     """The same for machines."""
     return {
         "result": collected.ledger.as_data(),
@@ -145,7 +143,7 @@ def _pass_at_line(summary: Summary) -> list[str]:
     return ["pass@k  " + "   ".join(figures)] if figures else []
 
 
-def _files(collected: "Collected") -> Iterator[tuple[str, Path]]:
+def _files(collected: Collected) -> Iterator[tuple[str, Path]]:
     output = collected.output
     failures = "Failures" if collected.ledger.failed else "Failures of earlier runs"
     named = {

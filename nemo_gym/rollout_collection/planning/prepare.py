@@ -1,13 +1,13 @@
-"""Before the first rollout: a fresh plan, or what an earlier run left of its own, checked against now."""
+"""Before the first rollout: a new plan, or what an earlier run left of its own, checked against now."""
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.config import max_rollout_attempts
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
 from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
@@ -20,9 +20,9 @@ from nemo_gym.rollout_collection.planning.materialize import (
     materialize,
     recipe_of,
 )
-from nemo_gym.rollout_collection.planning.remaining import Owed, materialized_name
+from nemo_gym.rollout_collection.planning.remaining import RemainingWork, packed_key_of, remaining_work
 from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
-from nemo_gym.rollout_collection.recording.recovery import forget_failures, read_failures
+from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
 from nemo_gym.rollout_collection.recording.scan import Found, recover_output
 from nemo_gym.rollout_collection.servers import Servers
 
@@ -30,19 +30,24 @@ Note = Callable[[str], None]
 _SHOWN = 10
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prepared:
-    """What there is to do, and what is done already."""
+    """A run that is ready to start."""
 
-    owed: Owed
+    work: RemainingWork
     manifest: Manifest
     is_resumed: bool = False
     found: Found = field(default_factory=Found)
-    """The rollouts in the output: those of earlier runs, then this one's too."""
+    """The rollouts in the output: those of earlier runs, and later those of this run as well."""
+
+    def planned_by_agent(self) -> Counter[str]:
+        """Rollouts per agent that should be in the output in the end. Valid until the first is recorded."""
+        found = Counter({agent: len(columns) for agent, columns in self.found.columns.items()})
+        return found + self.work.to_run_by_agent + self.work.skipped_by_agent
 
 
 def prepare_folder(config: RolloutCollectionConfig) -> None:
-    """Make the output's folder; refuse an output that cannot be one, and an input that it would replace."""
+    """Create the folder of the output; refuse an output that is not a file or would replace the input."""
     output = Path(config.output_jsonl_fpath)
     other = "choose another +output_jsonl_fpath="
     try:
@@ -52,50 +57,55 @@ def prepare_folder(config: RolloutCollectionConfig) -> None:
     if output.exists() and not output.is_file():
         raise ConfigError(f"output_jsonl_fpath: {output} is a folder or a device, not a file; {other}")
     if not os.access(output.parent, os.W_OK):
-        raise ConfigError(f"output_jsonl_fpath: {output.parent} is not writable; make it so, or {other}")
+        raise ConfigError(f"output_jsonl_fpath: {output.parent} is not writable; change that, or {other}")
     source = find_input(config)
     if source is not None and any(path.exists() and source.samefile(path) for path in files_of_run(output)):
         raise ConfigError(f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {other}")
 
 
-def prepare(config: RolloutCollectionConfig, servers: Servers, note: Note) -> Prepared:
-    """Write the plan, or take up the earlier run's."""
-    output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
+def missing_to_resume(config: RolloutCollectionConfig) -> list[str]:
+    """The files without which there is nothing to resume."""
+    files = (config.materialized_jsonl_fpath, Path(config.output_jsonl_fpath))
+    return [str(path) for path in files if not path.exists()]
+
+
+def prepare(config: RolloutCollectionConfig, servers: Servers, max_attempts: int, note: Note) -> Prepared:
+    """Write a new plan, or resume the earlier run."""
     if config.resume_from_cache:
-        missing = [str(path) for path in (materialized, output) if not path.exists()]
+        missing = missing_to_resume(config)
         if not missing:
-            return _Resuming(config, servers, note).prepare()
-        note(f"Nothing to resume: {' and '.join(missing)} not there. Starting afresh.")
-    return _start_afresh(config, servers, note)
+            return _Resumption(config, servers, max_attempts, note).prepare()
+        note(f"Nothing to resume: {' and '.join(missing)} not found. Starting a new run.")
+    return _start_new_run(config, servers, max_attempts, note)
 
 
-def _start_afresh(config: RolloutCollectionConfig, servers: Servers, note: Note) -> Prepared:
+def _start_new_run(
+    config: RolloutCollectionConfig, servers: Servers, max_attempts: int, note: Note
+) -> Prepared:
     output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
     with new_file(materialized) as file:
         plan = materialize(config, file.write)
         servers.check_agents(plan.by_agent)
         for warning in plan.warnings():
             note(warning)
-        file.flush()  # a full disk shows itself before the earlier run is set aside
+        file.flush()  # a full disk is noticed before the earlier run is set aside
         moved = set_aside(files_of_run(output))
     if moved:
         names = ", ".join(path.name for path in moved)
-        hint = "" if config.resume_from_cache else " (+resume_from_cache=true carries it on instead)"
-        note(f"An earlier run's files are set aside: {names}{hint}")
+        hint = "" if config.resume_from_cache else " (+resume_from_cache=true would continue it)"
+        note(f"The files of an earlier run were set aside: {names}{hint}")
     manifest = Manifest.new(manifest_path_for(output), config.model_dump(), servers.values)
     manifest.data["materialized_inputs"] = plan.as_data(recipe_of(config))
-    owed = Owed(
-        materialized, max_attempts=max_rollout_attempts(), by_agent=plan.by_agent, planned=plan.planned
-    )
-    return Prepared(owed, manifest)
+    return Prepared(RemainingWork(materialized, max_attempts, plan.planned, plan.by_agent), manifest)
 
 
 @dataclass
-class _Resuming:
-    """One resumption."""
+class _Resumption:
+    """One resumption of an earlier run."""
 
     config: RolloutCollectionConfig
     servers: Servers
+    max_attempts: int
     note: Note
 
     def __post_init__(self) -> None:
@@ -109,19 +119,25 @@ class _Resuming:
         ).resumed(earlier)
         changed = earlier.changed_servers(self.servers.values) if earlier is not None else []
         manifest.data["materialized_inputs"] = self._checked_inputs(earlier, changed)
-        prepared = Prepared(Owed(self.materialized, max_attempts=max_rollout_attempts()), manifest, True)
-        self._take_up(prepared)
-        return prepared
+        found, recovery = recover_output(self.output)
+        self._report_repair(self.output, recovery)
+        failures = failures_path_for(self.output)
+        past, recovery = recover_failures(failures)
+        self._report_repair(failures, recovery)
+        work = remaining_work(self.materialized, set(found.index.keys), past, self.max_attempts)
+        self.servers.check_agents(work.to_run_by_agent)
+        self._describe(work)
+        return Prepared(work, manifest, True, found)
 
     def _checked_inputs(self, earlier: Manifest | None, changed: list[str]) -> Any:
-        """The plan that this run goes by; what differs from the earlier run's is refused."""
+        """The plan of this run; refuses one that differs from that of the earlier run."""
         inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
         recipe = recipe_of(self.config)
         if find_input(self.config) is None:
             self.note(check_without_input(self.config, earlier))
             self._refuse(changed)
             return inputs
-        # A run that was killed while it took on a larger plan has not got that far in its manifest.
+        # The manifest of a run that was killed while it changed to a larger plan still has the old plan.
         made = (recipe, _digest(self.materialized))
         if isinstance(inputs, dict) and (inputs.get("recipe"), inputs.get("sha256")) == made:
             self._refuse(changed)
@@ -147,29 +163,28 @@ class _Resuming:
             candidate.unlink(missing_ok=True)
 
     def _keep_played_rows(self, candidate: Path) -> str:
-        """Rollouts that were played keep the inputs they were played with; gives the new plan's digest.
+        """Rollouts in the output keep the inputs that they were played with; returns the new plan's digest.
 
         Failures of inputs that have changed no longer count.
         """
         found, recovery = recover_output(self.output)
-        self._tell(self.output, recovery)
+        self._report_repair(self.output, recovery)
         played, changed = set(found.index.keys), set()
         before = {
-            materialized_name(line.data, self.materialized): line.offset
-            for line in read_lines(self.materialized)
+            packed_key_of(line.data, self.materialized): line.offset for line in read_lines(self.materialized)
         }
         with self.materialized.open("rb") as earlier, new_file(candidate) as file:
             for line in read_lines(candidate):
-                now, name = line.data + b"\n", materialized_name(line.data, candidate)
+                now, packed_key = line.data + b"\n", packed_key_of(line.data, candidate)
                 then = now
-                if name in before:
-                    earlier.seek(before[name])
+                if packed_key in before:
+                    earlier.seek(before[packed_key])
                     then = earlier.readline()
                 if then != now:
-                    changed.add(name)
-                file.write(then if name in played else now)
+                    changed.add(packed_key)
+                file.write(then if packed_key in played else now)
         failures = failures_path_for(self.output)
-        self._tell(failures, forget_failures(failures, changed - played))
+        self._report_repair(failures, forget_failures(failures, changed - played))
         return _digest(candidate)
 
     def _refuse(self, changed: list[str]) -> None:
@@ -179,56 +194,43 @@ class _Resuming:
         if not self.config.allow_changed_inputs:
             raise ChangedInputsError(
                 f"{self.output} was collected with something else:{text}\n"
-                "Resume with the same, choose another +output_jsonl_fpath=, or go on all the same with "
-                "+allow_changed_inputs=true"
+                "Resume with the same inputs and settings, choose another +output_jsonl_fpath=, or continue "
+                "anyway with +allow_changed_inputs=true"
             )
-        self.note(f"Going on although this differs from the earlier run:{text}")
+        self.note(f"Continuing although this differs from the earlier run:{text}")
 
-    def _take_up(self, prepared: Prepared) -> None:
-        owed = prepared.owed
-        prepared.found, recovery = recover_output(self.output)
-        self._tell(self.output, recovery)
-        owed.done = set(prepared.found.index.keys)
-        failures = failures_path_for(self.output)
-        past, recovery = read_failures(failures)
-        self._tell(failures, recovery)
-        owed.data_attempts, owed.attempts = past.data_attempts, past.attempts
-        owed.left_alone = {
-            name: kind for name, kind in past.left_alone(owed.max_attempts).items() if name not in owed.done
-        }
-        owed.count()
-        self.servers.check_agents(owed.by_agent)
-        if owed.not_planned:
-            self.note(f"{owed.not_planned} rollouts in {self.output} are not in the plan; they stay there")
-        if owed.left_alone_by_class:
+    def _describe(self, work: RemainingWork) -> None:
+        if work.not_planned:
+            self.note(f"{work.not_planned} rollouts in {self.output} are not in the plan; they are kept")
+        if work.num_skipped:
             self.note(
-                f"{owed.left_alone_by_class.total()} rollouts are left alone: their failures have used up "
-                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={owed.max_attempts} (a larger number tries them again), "
-                "or are final"
+                f"{work.num_skipped} rollouts are skipped: their failures have used up "
+                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={work.max_attempts} (with a larger number they are attempted "
+                "again) or are terminal"
             )
-        done = owed.planned - owed.to_run - owed.left_alone_by_class.total()
-        self.note(f"Resuming: {owed.planned} rollouts planned, {done} done, {owed.to_run} left")
+        counts = f"{work.num_done} done, {work.to_run} remaining"
+        self.note(f"Resuming: {work.planned} rollouts planned, {counts}")
 
-    def _tell(self, path: Path, recovery: Recovery) -> None:
+    def _report_repair(self, path: Path, recovery: Recovery) -> None:
         for number, reason in recovery.set_aside[:_SHOWN]:
-            self.note(f"{path}:{number}: the line {reason}; it is set aside in {recovery.kept_in}")
+            self.note(f"{path}:{number}: the line {reason}; it was moved to {recovery.kept_in}")
         if len(recovery.set_aside) > _SHOWN:
-            self.note(f"… and {len(recovery.set_aside) - _SHOWN} more lines like that")
+            self.note(f"… and {len(recovery.set_aside) - _SHOWN} more such lines")
 
 
 def check_without_input(config: RolloutCollectionConfig, earlier: Manifest | None) -> str:
-    """Refuse to change a plan whose input is gone; gives what to say where it stays as it was."""
+    """Refuse to change a plan whose input is gone; returns a message if the plan stays the same."""
     inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
     if other := changed_recipe(inputs, recipe_of(config)):
         raise ChangedInputsError(
-            f"{config.input_jsonl_fpath} is not there, and to change the plan takes it:"
-            f"{_listed(other)}\nPut it back, or resume with the settings of the earlier run"
+            f"{config.input_jsonl_fpath}: not found; it is needed because the plan has changed:"
+            f"{_listed(other)}\nPut the file back, or resume with the settings of the earlier run"
         )
-    return f"{config.input_jsonl_fpath} is not there; going on with {config.materialized_jsonl_fpath}"
+    return f"{config.input_jsonl_fpath}: not found; continuing with {config.materialized_jsonl_fpath}"
 
 
 def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
-    """What would make another plan, where the input itself cannot be compared."""
+    """Settings that would make another plan, for when the input itself cannot be compared."""
     before = inputs.get("recipe") if isinstance(inputs, dict) else None
     if not isinstance(before, dict):
         return []
@@ -244,17 +246,15 @@ def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
 
 
 def changed_rows(before: Path, now: Path) -> list[str]:
-    """What the new plan does not have as the earlier one had it. More rollouts are no change."""
-    hashes = {
-        materialized_name(line.data, before): (line.offset, hash(line.data)) for line in read_lines(before)
-    }
+    """What the new plan changes or lacks of the earlier one. More rollouts are not a change."""
+    hashes = {packed_key_of(line.data, before): (line.offset, hash(line.data)) for line in read_lines(before)}
     changes: dict[str, list[Key]] = {}
     for line in read_lines(now):
-        name = materialized_name(line.data, now)
-        found = hashes.pop(name, None)
+        packed_key = packed_key_of(line.data, now)
+        found = hashes.pop(packed_key, None)
         if found is not None and found[1] != hash(line.data):
             for change in _row_differences(_line_at(before, found[0]), line.data):
-                changes.setdefault(change, []).append(unpacked(name))
+                changes.setdefault(change, []).append(unpacked(packed_key))
     texts = [f"{change} ({_of(keys)})" for change, keys in changes.items()]
     if hashes:
         texts.append(

@@ -1,12 +1,12 @@
-"""What an earlier run left: plan - journal = work owed.
+"""The remaining work: the plan minus the rollouts in the output minus those whose attempts are spent.
 
-The keys in the output are done. Keys whose data failures have used up their attempts are left alone. All
-others are owed.
+This is the only place that computes it. A rollout whose key is in the output is done. One whose failures have
+used up its attempts, or are terminal, is skipped. All others remain to be played.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,90 +15,143 @@ from nemo_gym.failures import AnyKind
 from nemo_gym.journal import READ_BYTES
 from nemo_gym.records import Key, Record, agent_of, key_of, packed, parsed, unpacked
 from nemo_gym.rollout_collection.outcome import PlannedRollout
+from nemo_gym.rollout_collection.recording.recovery import PastFailures
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
 
-DATA_ATTEMPTS_A_RUN = 2
-"""Tries in one run of a rollout whose input is at fault."""
+DATA_ATTEMPTS_PER_RUN = 2
+"""Attempts in one run of a rollout whose input is at fault."""
 
 
-@dataclass
-class Owed:
-    """The work that is left."""
+@dataclass(frozen=True)
+class RemainingWork:
+    """What is left of a plan, and why the rest is not."""
 
-    materialized: Path
-    done: set[int] = field(default_factory=set)
-    left_alone: dict[int, AnyKind] = field(default_factory=dict)
-    data_attempts: dict[int, int] = field(default_factory=dict)
-    """Used up in earlier runs."""
-    attempts: dict[int, int] = field(default_factory=dict)
-    """Of any kind, in earlier runs."""
-    max_attempts: int = 3
-    by_agent: Counter[str] = field(default_factory=Counter)
-    """Rollouts to run."""
-    planned: int = 0
-    left_alone_by_class: Counter[AnyKind] = field(default_factory=Counter)
-    left_alone_by_agent: Counter[str] = field(default_factory=Counter)
+    plan: Path
+    """The file of materialized inputs."""
+    max_attempts: int
+    """Attempts of a rollout whose input is at fault, over all runs."""
+    planned: int
+    to_run_by_agent: Counter[str]
+    done: Set[int] = frozenset()
+    """Packed keys in the output."""
+    skipped: Mapping[int, AnyKind] = field(default_factory=dict)
+    """Packed keys of rollouts that are not attempted again, with the kind of their last failure."""
+    past: PastFailures = field(default_factory=PastFailures)
+    skipped_by_kind: Counter[AnyKind] = field(default_factory=Counter)
+    skipped_by_agent: Counter[str] = field(default_factory=Counter)
     not_planned: int = 0
     """Rollouts in the output that the plan does not have."""
 
     @property
     def to_run(self) -> int:
-        return self.by_agent.total()
+        return self.to_run_by_agent.total()
 
-    def count(self) -> None:
-        """Fill in the counts from the materialized file; only where they are not known from the planning."""
-        done_of_plan = 0
-        for name, line in _materialized(self.materialized):
-            self.planned += 1
-            if name in self.done:
-                done_of_plan += 1
-            elif name in self.left_alone:
-                self.left_alone_by_class[self.left_alone[name]] += 1
-                self.left_alone_by_agent[agent_of(_row(line, self.materialized))] += 1
-            else:
-                self.by_agent[agent_of(_row(line, self.materialized))] += 1
-        self.not_planned = len(self.done) - done_of_plan
+    @property
+    def num_skipped(self) -> int:
+        return self.skipped_by_kind.total()
+
+    @property
+    def num_done(self) -> int:
+        """Rollouts of the plan that are in the output."""
+        return self.planned - self.to_run - self.num_skipped
 
     def rollouts(self) -> Iterator[PlannedRollout]:
+        """The rollouts to play, read from the plan."""
         if not self.to_run:
             return
-        for name, line in _materialized(self.materialized):
-            if name in self.done or name in self.left_alone:
+        for packed_key, line in read_plan(self.plan):
+            if packed_key in self.done or packed_key in self.skipped:
                 continue
-            row = _row(line, self.materialized)
-            attempts = min(self.max_attempts - self.data_attempts.get(name, 0), DATA_ATTEMPTS_A_RUN)
-            key, ref, earlier = unpacked(name), row[AGENT_REF_KEY_NAME], self.attempts.get(name, 0)
-            yield PlannedRollout(key, agent_of(row), ref, line.rstrip(b"\n"), attempts, earlier)
+            row = _row(line, self.plan)
+            attempts_left = self.max_attempts - self.past.data_attempts.get(packed_key, 0)
+            yield PlannedRollout(
+                unpacked(packed_key),
+                agent_of(row),
+                row[AGENT_REF_KEY_NAME],
+                line.rstrip(b"\n"),
+                min(attempts_left, DATA_ATTEMPTS_PER_RUN),
+                self.past.attempts.get(packed_key, 0),
+            )
+
+
+class WorkCount:
+    """Counts the remaining work while a plan is read or made, line by line."""
+
+    def __init__(self, plan: Path, done: Set[int], past: PastFailures, max_attempts: int) -> None:
+        self._plan = plan
+        self._done = done
+        self._past = past
+        self._max_attempts = max_attempts
+        spent = past.spent(max_attempts)
+        self._skipped = {key: kind for key, kind in spent.items() if key not in done}
+        self._planned = self._planned_done = 0
+        self._to_run_by_agent = Counter[str]()
+        self._skipped_by_kind, self._skipped_by_agent = Counter[AnyKind](), Counter[str]()
+
+    def take(self, line: bytes) -> None:
+        """Count one materialized input."""
+        packed_key = packed_key_of(line, self._plan)
+        self._planned += 1
+        if packed_key in self._done:
+            self._planned_done += 1
+        elif packed_key in self._skipped:
+            self._skipped_by_kind[self._skipped[packed_key]] += 1
+            self._skipped_by_agent[agent_of(_row(line, self._plan))] += 1
+        else:
+            self._to_run_by_agent[agent_of(_row(line, self._plan))] += 1
+
+    def result(self) -> RemainingWork:
+        return RemainingWork(
+            self._plan,
+            self._max_attempts,
+            self._planned,
+            self._to_run_by_agent,
+            self._done,
+            self._skipped,
+            self._past,
+            self._skipped_by_kind,
+            self._skipped_by_agent,
+            not_planned=len(self._done) - self._planned_done,
+        )
+
+
+def remaining_work(plan: Path, done: Set[int], past: PastFailures, max_attempts: int) -> RemainingWork:
+    """What is left of the plan in a file."""
+    count = WorkCount(plan, done, past, max_attempts)
+    with plan.open("rb", READ_BYTES) as file:
+        for line in file:
+            count.take(line)
+    return count.result()
 
 
 _KEY_AT_END = re.compile(
     rb',"%s":(\d+),"%s":(\d+)\}\n?\Z' % (TASK_INDEX_KEY_NAME.encode(), ROLLOUT_INDEX_KEY_NAME.encode())
 )
-_AFRESH = "start afresh, without +resume_from_cache=true, which sets the earlier run aside"
+_START_OVER = "start over without +resume_from_cache=true, which sets the earlier run aside"
 _LONGEST_KEY = 96
-"""Bytes within which the key stands at the end of a materialized line."""
+"""Bytes at the end of a materialized input that hold the key."""
 
 
-def _materialized(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_plan(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every materialized input with its packed key."""
     with path.open("rb", READ_BYTES) as file:
         for line in file:
-            yield materialized_name(line, path), line
+            yield packed_key_of(line, path), line
 
 
-def materialized_name(line: bytes, path: Path) -> int:
-    """The packed key of a materialized input: at its end, where this program wrote it, else anywhere."""
+def packed_key_of(line: bytes, path: Path) -> int:
+    """The packed key of a materialized input: at the end if this program wrote it, else anywhere."""
     found = _KEY_AT_END.search(line[-_LONGEST_KEY:])
     if found is not None:
         task, rollout = found.groups()
         return packed(Key(int(task), int(rollout)))
     key = key_of(_row(line, path))
     if key is None:
-        raise JournalError(f"{path}: a line has no key: {line[:80]!r}; {_AFRESH}")
+        raise JournalError(f"{path}: a line has no key: {line[:80]!r}; {_START_OVER}")
     return packed(key)
 
 
@@ -106,7 +159,7 @@ def _row(line: bytes, path: Path) -> Record:
     try:
         row = parsed(line)
     except (ValueError, RecursionError) as error:
-        raise JournalError(f"{path}: a line is not JSON ({error}): {line[:80]!r}; {_AFRESH}") from error
+        raise JournalError(f"{path}: a line is not JSON ({error}): {line[:80]!r}; {_START_OVER}") from error
     if not isinstance(row, dict) or not agent_of(row):
-        raise JournalError(f"{path}: a line names no agent: {line[:80]!r}; {_AFRESH}")
+        raise JournalError(f"{path}: a line names no agent: {line[:80]!r}; {_START_OVER}")
     return row

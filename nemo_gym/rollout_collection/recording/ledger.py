@@ -10,10 +10,10 @@ from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.terminal import one_line
 
 _FEWEST = 20
-"""Rollouts that must have been started before a share of them says anything."""
+"""Rollouts that must have started before a share of them means anything."""
 _LONGEST_CAUSE = 200
 _SECONDS = re.compile(r"\b\d+ s in ")
-"""How long a rollout had waited when it was cut: each another time, for the same cause."""
+"""How long a rollout had waited when it was cancelled: it differs between rollouts with the same cause."""
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Ledger:
     planned: int
     resumed: int = 0
     """Succeeded in earlier runs."""
-    left_alone: Counter[AnyKind] = field(default_factory=Counter)
-    """Failed for good in earlier runs, by class."""
+    skipped: Counter[AnyKind] = field(default_factory=Counter)
+    """Failed in earlier runs and not attempted again, by kind."""
     succeeded_now: int = 0
     failed_now: Counter[AnyKind] = field(default_factory=Counter)
     retried: int = 0
-    """Rollouts that took more than one try."""
+    """Rollouts that took more than one attempt."""
     causes: Counter[str] = field(default_factory=Counter)
-    """What went wrong, most of it in few words."""
+    """Errors in short form."""
 
     def take(self, outcome: Outcome) -> None:
         self.retried += outcome.attempts > 1
@@ -50,7 +50,12 @@ class Ledger:
 
     @property
     def failed(self) -> Counter[AnyKind]:
-        return self.left_alone + self.failed_now
+        return self.skipped + self.failed_now
+
+    @property
+    def num_failed_now(self) -> int:
+        """Failures of this run, without those that the run itself cancelled."""
+        return sum(number for kind, number in self.failed_now.items() if rule_of(kind).counts_as_attempt)
 
     @property
     def not_run(self) -> int:
@@ -59,18 +64,6 @@ class Ledger:
     @property
     def is_complete(self) -> bool:
         return self.succeeded == self.planned
-
-    def exceeds(self, max_failure_rate: float | None, in_flight: int, to_run: int) -> bool:
-        """Whether more have failed than is allowed, by themselves: a share below 1, else a count."""
-        counted = [kind for kind in self.failed_now if rule_of(kind).counts_as_attempt]
-        failures = sum(self.failed_now[kind] for kind in counted)
-        if max_failure_rate is None or not failures:
-            return False
-        if max_failure_rate >= 1:
-            return failures > max_failure_rate
-        # Those in flight may all succeed: failures are often quicker than successes.
-        started = self.succeeded_now + failures + in_flight
-        return started >= min(_FEWEST, to_run) and failures > max_failure_rate * started
 
     def as_data(self) -> dict[str, Any]:
         return {
@@ -94,11 +87,31 @@ class Ledger:
         )
 
     def worst(self, number: int = 5) -> list[str]:
-        """The most frequent causes, each with its count."""
+        """The most frequent errors, each with its count."""
         return [f"{count} x {one_line(cause)}" for cause, count in self.causes.most_common(number)]
 
 
+@dataclass(frozen=True)
+class FailureBudget:
+    """How many failures a run accepts before it gives up."""
+
+    max_failure_rate: float | None
+    """A share of the rollouts started if below 1, else a number of rollouts. None: no limit."""
+    to_run: int
+
+    def is_exceeded(self, ledger: Ledger, in_flight: int) -> bool:
+        """Whether too many rollouts have failed. Those that the run itself cancelled do not count."""
+        limit, failures = self.max_failure_rate, ledger.num_failed_now
+        if limit is None or not failures:
+            return False
+        if limit >= 1:
+            return failures > limit
+        # Those in flight may all succeed: failures are often faster than successes.
+        started = ledger.succeeded_now + failures + in_flight
+        return started >= min(_FEWEST, self.to_run) and failures > limit * started
+
+
 def _brief(message: str) -> str:
-    """The end of a long message: an error that came through several servers has its cause there."""
+    """The end of a long message: an error that passed through several servers has its cause there."""
     text = _SECONDS.sub("in ", message.replace("\\", ""))
     return text if len(text) <= _LONGEST_CAUSE else f"… {text[-_LONGEST_CAUSE:]}"

@@ -1,12 +1,12 @@
 """What an earlier run recorded, read back: its output repaired, its failures counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.failures import AnyKind, declared_kind, rule_of
-from nemo_gym.journal import Recovery, recover
+from nemo_gym.journal import Recovery, read_lines, recover
 from nemo_gym.records import Key, Record, key_of, packed, parsed
 from nemo_gym.types import (
     NG_FAILURE_CLASS_KEY,
@@ -16,8 +16,8 @@ from nemo_gym.types import (
 )
 
 
-def mend_output(path: Path) -> Recovery:
-    """Leave of an output the lines that are whole, each key once."""
+def repair_output(path: Path) -> Recovery:
+    """Keep the whole lines of an output, each key once; set all others aside."""
     done: set[int] = set()
 
     def take(key: Key, _: Record) -> str | None:
@@ -26,11 +26,11 @@ def mend_output(path: Path) -> Recovery:
         done.add(packed(key))
         return None
 
-    return _mend_keyed(path, take)
+    return _repair_keyed(path, take)
 
 
-def _mend_keyed(path: Path, take: Callable[[Key, Record], str | None]) -> Recovery:
-    """Mend a file whose every line is an object with a key; `take` may refuse one with a reason."""
+def _repair_keyed(path: Path, take: Callable[[Key, Record], str | None]) -> Recovery:
+    """Repair a file whose every line is an object with a key; `take` may refuse one with a reason."""
 
     def judge(line: bytes) -> str | None:
         try:
@@ -45,54 +45,79 @@ def _mend_keyed(path: Path, take: Callable[[Key, Record], str | None]) -> Recove
     return recover(path, judge)
 
 
+def read_keyed(path: Path) -> Iterator[tuple[Key, Record]]:
+    """The records of a file that a repair would keep. The file may not exist, and stays as it is."""
+    if not path.exists():
+        return
+    for line in read_lines(path):
+        try:
+            record = parsed(line.data)
+        except (ValueError, RecursionError):
+            continue
+        key = key_of(record) if isinstance(record, dict) else None
+        if key is not None:
+            yield key, record
+
+
 @dataclass
 class PastFailures:
-    """What the failures file says of each key, over all runs."""
+    """What the failures file says of each packed key, over all runs."""
 
     data_attempts: dict[int, int] = field(default_factory=dict)
+    """Attempts that failed because of the input."""
     terminal: dict[int, AnyKind] = field(default_factory=dict)
-    """The failure class of those that are never to be tried again."""
-    last_class: dict[int, AnyKind] = field(default_factory=dict)
+    """The kind of failures that are never attempted again."""
+    last_kind: dict[int, AnyKind] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
-    """Tries of any kind."""
+    """Attempts of any kind."""
 
     def take(self, key: Key, record: Record) -> None:
-        name, kind = packed(key), declared_kind(record.get(NG_FAILURE_CLASS_KEY))
+        packed_key, kind = packed(key), declared_kind(record.get(NG_FAILURE_CLASS_KEY))
         rule = rule_of(kind)
         if rule.counts_as_attempt:
-            self.attempts[name] = self.attempts.get(name, 0) + _count(record.get("attempts"))
+            attempts = self.attempts.get(packed_key, 0)
+            self.attempts[packed_key] = attempts + _count(record.get("attempts"))
         if record.get(NG_TERMINAL_KEY):
-            self.terminal[name] = kind
+            self.terminal[packed_key] = kind
         if rule.uses_data_attempts:
-            self.data_attempts[name] = self.data_attempts.get(name, 0) + _count(record.get("data_attempts"))
-            self.last_class[name] = kind
+            attempts = self.data_attempts.get(packed_key, 0)
+            self.data_attempts[packed_key] = attempts + _count(record.get("data_attempts"))
+            self.last_kind[packed_key] = kind
 
-    def left_alone(self, max_attempts: int) -> dict[int, AnyKind]:
-        """The keys that are not tried again, with the class of their failure."""
-        spent = {
-            name: self.last_class[name]
-            for name, attempts in self.data_attempts.items()
+    def spent(self, max_attempts: int) -> dict[int, AnyKind]:
+        """The packed keys of rollouts that are not attempted again, with the kind of their failure."""
+        used_up = {
+            packed_key: self.last_kind[packed_key]
+            for packed_key, attempts in self.data_attempts.items()
             if attempts >= max_attempts
         }
-        return spent | self.terminal
+        return used_up | self.terminal
 
 
 def _count(attempts: Any) -> int:
     return attempts if isinstance(attempts, int) and attempts > 0 else 1
 
 
-def read_failures(path: Path) -> tuple[PastFailures, Recovery]:
+def recover_failures(path: Path) -> tuple[PastFailures, Recovery]:
+    """The failures of earlier runs; a line that a killed run left torn is set aside."""
     past = PastFailures()
-
     if not path.exists():
         return past, Recovery()
-    return past, _mend_keyed(path, past.take)
+    return past, _repair_keyed(path, past.take)
 
 
-def forget_failures(path: Path, names: set[int]) -> Recovery:
-    """Set aside what failed with inputs that are no more."""
-    if not path.exists() or not names:
+def read_failures(path: Path) -> PastFailures:
+    """The same without a repair: the file stays as it is."""
+    past = PastFailures()
+    for key, record in read_keyed(path):
+        past.take(key, record)
+    return past
+
+
+def forget_failures(path: Path, packed_keys: set[int]) -> Recovery:
+    """Set aside the failures of inputs that have changed."""
+    if not path.exists() or not packed_keys:
         return Recovery()
-    return _mend_keyed(
-        path, lambda key, _: "is of an input that has changed" if packed(key) in names else None
+    return _repair_keyed(
+        path, lambda key, _: "belongs to an input that has changed" if packed(key) in packed_keys else None
     )

@@ -22,7 +22,7 @@ from nemo_gym.journal import READ_BYTES, Recovery
 from nemo_gym.machine import available_cores
 from nemo_gym.metrics import Columns, Intake
 from nemo_gym.records import BadLines, Record, agent_of, are_indices, key_of, packed, read_rollouts
-from nemo_gym.rollout_collection.recording.recovery import mend_output
+from nemo_gym.rollout_collection.recording.recovery import repair_output
 from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
@@ -58,7 +58,7 @@ def recover_output(path: Path) -> tuple[Found, Recovery]:
     """Every rollout of an output, mended first where a killed run left it torn."""
     found, recovery = scan(path), Recovery()
     if found is None or not found.index.is_unique():
-        recovery = mend_output(path)
+        recovery = repair_output(path)
         found = _read_part(path, 0, path.stat().st_size)
         assert found is not None, "it was mended"
     return found, recovery

@@ -41,7 +41,7 @@ _COMPUTATION_S = 600.0
 """How long it may take to compute them."""
 _LONGEST_REASON = 300
 _GROUPS_A_PIECE = 200
-NOBODY_THERE = "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them"
+NO_SERVER = "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them"
 _FORMULAS = b"1"
 """Another number wherever the same rollouts give another file."""
 
@@ -88,7 +88,7 @@ async def write_aggregate_metrics(
 
 
 async def agent_entries(
-    agents: Mapping[str, AgentRollouts], client: ServerClient | None, why_unasked: str = NOBODY_THERE
+    agents: Mapping[str, AgentRollouts], client: ServerClient | None, why_unasked: str = NO_SERVER
 ) -> list[Entry]:
     """What is to be said of every agent; `why_unasked` is why nobody is asked where there is no client."""
     return [await _entry(agent, rollouts, client, why_unasked) for agent, rollouts in agents.items()]

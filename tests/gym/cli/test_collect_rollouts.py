@@ -190,7 +190,7 @@ def test_dry_run_of_a_resumed_run_tells_what_is_left(ng: Ng, world: World) -> No
     more = ["+resume_from_cache=true", "+dry_run=true"]
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, *more)
     assert (done.code, done.err) == (0, "")
-    assert "Resuming: 5 rollouts planned, 2 done, 0 left alone, 3 left" in done.out
+    assert "Resuming: 5 rollouts planned, 2 done, 0 skipped, 3 remaining" in done.out
 
 
 def test_misspelt_parameter_is_warned_of_and_sent_as_it_is(ng: Ng, world: World) -> None:
@@ -260,7 +260,7 @@ def test_run_can_be_resumed_with_other_hosting(ng: Ng, world: World) -> None:
     assert ng("collect_rollouts", *world.embedded, *TUTORIAL, "+limit=1").code == 0
     done = ng("collect_rollouts", world.to_served, *TUTORIAL, "+limit=2", "+resume_from_cache=true")
     assert done.code == 0, done.err
-    assert "2 rollouts planned, 1 done, 1 left" in done.err
+    assert "2 rollouts planned, 1 done, 1 remaining" in done.err
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, "+limit=3", "+resume_from_cache=true")
     assert done.code == 0, done.err
     assert len(records_of(OUTPUT)) == 3

@@ -20,8 +20,10 @@ from tests.support.commands import free_port
 Capture = pytest.CaptureFixture[str]
 
 
-def told(playground: Playground, servers: Servers | None = None, **settings: Any) -> str:
-    return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers))
+def told(
+    playground: Playground, servers: Servers | None = None, max_attempts: int = 3, **settings: Any
+) -> str:
+    return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers, max_attempts))
 
 
 def content(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -61,7 +63,7 @@ def test_most_output_tokens_are_told_if_every_row_has_a_bound(playground: Playgr
         {"responses_create_params": {"input": "a", "max_output_tokens": bound}} for bound in (100, 1_000)
     ]
     playground.give(*bounded)
-    assert "at most 2,200 output tokens a call" in told(playground, num_repeats=2)
+    assert "at most 2,200 output tokens per call" in told(playground, num_repeats=2)
     playground.give(*bounded, row("b"))
     assert "output tokens" not in told(playground)
 
@@ -78,7 +80,7 @@ def test_resumed_dry_run_counts_what_is_done_left_alone_and_left_and_mends_nothi
         file.write(b"torn")
     before = content(playground.folder)
     text = told(playground, num_repeats=2, resume_from_cache=True)
-    assert "Resuming: 6 rollouts planned, 4 done, 1 left alone, 1 left" in text
+    assert "Resuming: 6 rollouts planned, 4 done, 1 skipped, 1 remaining" in text
     assert content(playground.folder) == before
     playground.answer_well()
     playground.played()
@@ -87,19 +89,21 @@ def test_resumed_dry_run_counts_what_is_done_left_alone_and_left_and_mends_nothi
 
 
 def test_rollouts_used_up_over_all_runs_are_left_alone(
-    playground: Playground, monkeypatch: pytest.MonkeyPatch
+    playground: Playground, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     playground.answer("1:0", "no rollout")
     playground.collect()
-    assert "2 done, 0 left alone, 1 left" in told(playground, resume_from_cache=True)
+    assert "2 done, 0 skipped, 1 remaining" in told(playground, resume_from_cache=True)
+    assert "2 done, 1 skipped, 0 remaining" in told(playground, max_attempts=1, resume_from_cache=True)
     monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", "1")
-    assert "2 done, 1 left alone, 0 left" in told(playground, resume_from_cache=True)
+    playground.collect(resume_from_cache=True, dry_run=True)
+    assert "2 done, 1 skipped, 0 remaining" in capsys.readouterr().err
 
 
 def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
     playground.collect(limit=2)
     text = told(playground, num_repeats=2, resume_from_cache=True)
-    assert "Resuming: 6 rollouts planned, 2 done, 0 left alone, 4 left" in text
+    assert "Resuming: 6 rollouts planned, 2 done, 0 skipped, 4 remaining" in text
 
 
 def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playground: Playground) -> None:
@@ -108,10 +112,10 @@ def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playgro
     playground.input.unlink()
     before = content(playground.folder)
     text = told(playground, num_repeats=2, resume_from_cache=True)
-    assert "input.jsonl is not there; going on with" in text
+    assert "input.jsonl: not found; continuing with" in text
     assert "Dry run: 3 rows, 6 rollouts" in text
-    assert "Resuming: 6 rollouts planned, 5 done, 0 left alone, 1 left" in text
-    with pytest.raises(ChangedInputsError, match=r"is not there, and to change the plan takes it"):
+    assert "Resuming: 6 rollouts planned, 5 done, 0 skipped, 1 remaining" in text
+    with pytest.raises(ChangedInputsError, match="not found; it is needed because the plan has changed"):
         told(playground, num_repeats=3, resume_from_cache=True)
     assert content(playground.folder) == before
 
@@ -142,7 +146,7 @@ def test_resume_with_other_servers_is_refused(playground: Playground) -> None:
 def test_nothing_to_resume_is_said_with_what_is_missing(playground: Playground) -> None:
     text = told(playground, resume_from_cache=True)
     missing = "out/rollouts_materialized_inputs.jsonl and out/rollouts.jsonl"
-    assert f"Nothing to resume: {missing} not there" in text
+    assert f"Nothing to resume: {missing} not found" in text
     assert "Resuming" not in text
 
 

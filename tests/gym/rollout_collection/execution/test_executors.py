@@ -18,7 +18,7 @@ def test_unknown_executor_is_an_error_that_names_those_there_are(playground: Pla
     with pytest.raises(ConfigError, match=expected):
         playground.collect(executor="ray")
     with pytest.raises(ConfigError, match=expected):
-        dry_run(playground.config(executor="ray"), None)
+        dry_run(playground.config(executor="ray"), None, 3)
     assert not playground.output.parent.exists()
 
 

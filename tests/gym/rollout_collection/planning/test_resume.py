@@ -34,7 +34,7 @@ def test_done_rollouts_are_not_run_again(playground: Playground, capsys: Capture
     assert playground.played() == ["1:0"]
     assert keys_of(rollouts) == ["0:0", "1:0", "2:0"]
     assert playground.output.read_bytes().startswith(before)
-    assert "Resuming: 3 rollouts planned, 2 done, 1 left" in capsys.readouterr().err
+    assert "Resuming: 3 rollouts planned, 2 done, 1 remaining" in capsys.readouterr().err
 
 
 def test_run_that_is_complete_runs_nothing_when_resumed(playground: Playground, capsys: Capture) -> None:
@@ -44,7 +44,7 @@ def test_run_that_is_complete_runs_nothing_when_resumed(playground: Playground, 
     assert playground.collect(resume_from_cache=True) == list(first)
     assert playground.played() == []
     assert playground.output.read_bytes() == before
-    assert "3 done, 0 left" in capsys.readouterr().err
+    assert "3 done, 0 remaining" in capsys.readouterr().err
 
 
 def metrics_file(playground: Playground) -> Path:
@@ -207,7 +207,7 @@ def test_data_failures_are_tried_so_often_over_all_runs(
         assert list(playground.collect(resume_from_cache=True)) == []
         assert len(playground.played()) == expected, number
     assert (
-        f"1 rollouts are left alone: their failures have used up NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={most or 3}"
+        f"1 rollouts are skipped: their failures have used up NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={most or 3}"
         in (capsys.readouterr().err)
     )
     ledger = json.loads(playground.manifest.read_text())["ledger"]
@@ -236,7 +236,7 @@ def test_terminal_failure_is_never_tried_again(playground: Playground, capsys: C
     playground.answer_well()
     playground.collect(resume_from_cache=True)
     assert playground.played() == []
-    assert "1 rollouts are left alone" in capsys.readouterr().err
+    assert "1 rollouts are skipped" in capsys.readouterr().err
 
 
 def test_rollout_that_is_not_to_be_kept_goes_nowhere_and_is_tried_again(playground: Playground) -> None:
@@ -373,7 +373,7 @@ def test_row_that_is_put_right_is_tried_again_however_often_it_has_failed(
     playground.collect(resume_from_cache=True, allow_changed_inputs=True)
     assert playground.played() == ["1:0"]
     assert [one["_ng_task_index"] for one in records_of(playground.failures)] == [2, 2]
-    assert "the line is of an input that has changed; it is set aside in" in capsys.readouterr().err
+    assert "the line belongs to an input that has changed; it was moved to" in capsys.readouterr().err
 
 
 def test_agent_that_is_gone_is_named_whatever_is_accepted(playground: Playground) -> None:
@@ -450,7 +450,7 @@ def test_run_goes_on_without_its_input(playground: Playground, capsys: Capture) 
     playground.input.unlink()
     assert len(playground.collect(resume_from_cache=True)) == 3
     assert playground.played() == ["1:0"]
-    assert "input.jsonl is not there; going on with" in capsys.readouterr().err
+    assert "input.jsonl: not found; continuing with" in capsys.readouterr().err
 
 
 def test_other_overrides_are_noticed_without_the_input_too(playground: Playground) -> None:
@@ -461,14 +461,14 @@ def test_other_overrides_are_noticed_without_the_input_too(playground: Playgroun
         refuse(
             playground,
             "responses_create_params.top_p: was not set, is 1",
-            advice="Put it back",
+            advice="Put the file back",
             allow_changed_inputs=is_allowed,
             **other,
         )
         refuse(
             playground,
             "num_repeats: was 1, is 2",
-            advice="Put it back",
+            advice="Put the file back",
             allow_changed_inputs=is_allowed,
             num_repeats=2,
         )

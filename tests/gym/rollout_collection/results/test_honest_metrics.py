@@ -136,7 +136,7 @@ def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
     capsys.readouterr()
     assert len(playground.collect(resume_from_cache=True)) == 4
     told = capsys.readouterr().err
-    assert "warning: the metrics could not be computed: " in told
+    assert "warning: cannot compute the metrics: " in told
     assert "Result: 4 planned = 4 succeeded" in told
     assert json.loads(playground.manifest.read_text())["state"] == "complete"
 

@@ -1,0 +1,24 @@
+"""The first lines of a run: what it is going to do."""
+
+from nemo_gym.config import mask_secrets
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.execution.executors import ExecutorKind
+from nemo_gym.rollout_collection.servers import Servers
+
+
+def described(config: RolloutCollectionConfig, executor: ExecutorKind, servers: Servers) -> list[str]:
+    repeats = config.num_repeats if config.num_repeats is not None else 1
+    parts = [
+        f"limit {config.limit}" if config.limit is not None else "all rows",
+        f"repeats {repeats}",
+        "with seeds" if config.num_repeats_add_seed else "",
+        f"agent {config.agent_name}" if config.agent_name else "the agents of the rows",
+        f"overrides {mask_secrets(overrides)}" if (overrides := config.responses_create_params) else "",
+        f"prompt {config.prompt_config}" if config.prompt_config else "",
+    ]
+    adaptive = ", adaptive" if config.adaptive_concurrency else ""
+    return [
+        f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
+        + ", ".join(part for part in parts if part),
+        f"At most {config.parallel} rollouts in flight{adaptive}; servers {executor.where(config, servers)}",
+    ]
