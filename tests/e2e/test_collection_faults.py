@@ -152,7 +152,7 @@ def test_second_ctrl_c_exits_at_once(runs: Runs, settings: dict[str, object]) ->
     collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) >= 4)
     workers = children_of(collector.pid)
     collector.send(signal.SIGINT)
-    collector.wait_until(lambda: "once more leaves at once" in collector.output)
+    collector.wait_until(lambda: "repeat to stop immediately" in collector.output)
     collector.send(signal.SIGINT)
     began = time.monotonic()
     assert collector.wait(30) == 1
