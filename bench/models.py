@@ -22,10 +22,10 @@ from bench.report import Bar, report
 from bench.wire_models import RESPONSE
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
 from nemo_gym.client import ServerClient
-from nemo_gym.codec import encode_json
 from nemo_gym.http import MODEL_ENDPOINT, ClientResponse, request
+from nemo_gym.http import Call as SentCall
 from nemo_gym.launch.limits import collect_garbage_less
-from nemo_gym.openai_utils.endpoint_client import NeMoGymAsyncOpenAI, _object
+from nemo_gym.openai_utils.endpoint_client import NeMoGymAsyncOpenAI
 from nemo_gym.servers.hosted import HostedServer
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 
@@ -108,13 +108,12 @@ def bare_call(base_url: str, upstream: Api, *, as_json: bool) -> Call:
 class InMemory(NeMoGymAsyncOpenAI):
     """An endpoint whose exchange costs nothing: what is left of a call is what is done around it."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, body: bytes) -> None:
         super().__init__("http://127.0.0.1:1/v1", "key")
-        self._answer = answer
+        self._body = body
 
-    async def _call(self, method: str, url: str, **options: Any) -> dict[str, Any]:
-        encode_json(options["json"])
-        return _object(ClientResponse(200, (), b"", method=method, url=url), self._answer)
+    async def _send(self, call: SentCall) -> ClientResponse:
+        return ClientResponse(200, (), self._body, method=call.method, url=call.url)
 
 
 class Prepared(SimpleResponsesAPIModel):

@@ -31,5 +31,8 @@ class GymSettings(BaseModel, use_attribute_docstrings=True):
     error_on_almost_servers: bool = True
     """Whether a block that looks like a server and is none stops the command."""
 
+    plain_http_client: bool = True
+    """Whether calls over HTTP may use the plain HTTP client; without it aiohttp sends all of them."""
+
     def head(self) -> BaseServerConfig:
         return BaseServerConfig(host=self.head_server.host, port=self.head_server.port)

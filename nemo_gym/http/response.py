@@ -258,7 +258,7 @@ def _jar(fields: Iterable[str]) -> SimpleCookie:
 
 @lru_cache(maxsize=4096)  # every response of a server sets the cookie of its session
 def _morsel_in(field: str) -> Morsel[str] | None:
-    """The cookie that a Set-Cookie header begins with, spelt as it is there; None if its name is not valid."""
+    """The cookie that a Set-Cookie header begins with; None if its name is not valid."""
     name, _, coded = field.partition(";")[0].partition("=")
     name, coded = name.strip(), coded.strip()
     morsel: Morsel[str] = Morsel()

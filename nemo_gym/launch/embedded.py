@@ -13,6 +13,7 @@ from nemo_gym.client import ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, component_roots, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
+from nemo_gym.http.session import plain_client_enabled
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
 from nemo_gym.servers.hosted import BACKGROUND_S, HostedServer
@@ -46,7 +47,8 @@ async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -
     raise_file_limit()
     servers: dict[str, HostedServer] = {}
     client = ServerClient(config.head_server, config.values, local_servers=servers)
-    with global_config_dict(config.values), _current(client):
+    uses_plain_client = plain_client_enabled(config.settings.plain_http_client)
+    with global_config_dict(config.values), _current(client), uses_plain_client:
         try:
             here = [instance for instance in config.servers if instance.name not in elsewhere]
             for instance in here:

@@ -23,6 +23,7 @@ from nemo_gym.codec import encode_json
 from nemo_gym.config import config_from_bytes
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
+from nemo_gym.http.session import enable_plain_client
 from nemo_gym.launch.embedded import build_hosted
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import GRACE_S, serve
@@ -42,6 +43,7 @@ def main() -> None:
     parent = _Parent(_take_standard_input())
     threading.Thread(target=parent.watch, daemon=True).start()
     set_global_config_dict(config.values)
+    enable_plain_client(config.settings.plain_http_client)
     listener = socket.socket(fileno=options.listener_fd)
     try:
         client = ServerClient(config.head_server, config.values)

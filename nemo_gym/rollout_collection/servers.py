@@ -20,6 +20,7 @@ from nemo_gym.http import (
     is_global_aiohttp_client_setup,
     set_global_aiohttp_client,
 )
+from nemo_gym.http.session import enable_plain_client
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared
@@ -131,6 +132,8 @@ def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
         if embedded is None:
             raise ConfigError("there are no servers to host; name their files with '+config_paths=[…]'")
         return embedded
+    if not config.settings.plain_http_client:
+        enable_plain_client(False)
     try:
         served = served_by(setup_client(config.head_server))
     except HeadServerUnreachableError as error:
@@ -162,13 +165,16 @@ def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
 def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
     """A client of the servers open around the caller, else of those that a head server knows.
 
-    It sizes the shared HTTP client as their configuration says, unless that was done already.
+    It sizes the shared HTTP client as their configuration says, unless that was done already, and switches
+    the plain HTTP client off if their configuration does.
     """
     client = ServerClient.load_from_global_config(head_server_config)
     fields = GlobalAIOHTTPAsyncClientConfig.model_fields
     sizes = {name: client.global_config_dict[name] for name in fields if name in client.global_config_dict}
     if sizes and not is_global_aiohttp_client_setup():
         set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
+    if not client.global_config_dict.get("plain_http_client", True):
+        enable_plain_client(False)
     return client
 
 

@@ -23,6 +23,7 @@ from nemo_gym.config import (
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
 from nemo_gym.errors import ComponentError, NeMoGymError
+from nemo_gym.http.session import enable_plain_client
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.session_middleware import add_sessions
@@ -143,6 +144,7 @@ class SimpleServer(BaseServer):
         try:
             hosting = cls._hosting_from(assign_ports(load_config(overrides=parse_arguments(sys.argv[1:]))))
             set_global_config_dict(hosting.config.values)
+            enable_plain_client(hosting.config.settings.plain_http_client)
             current_hosting.set(hosting)
             app = cls.from_instance(hosting).setup_webserver()
         except NeMoGymError as error:  # a script has no command line of ours around it

@@ -6,10 +6,16 @@ import aiohttp
 import pytest
 
 from nemo_gym.http import (
+    Call,
     GlobalAIOHTTPAsyncClientConfig,
     get_global_aiohttp_client,
+    http_transport,
+    parse_call,
     request,
 )
+from nemo_gym.http.aiohttp_client import AiohttpTransport
+from nemo_gym.http.plain_client import PlainTransport
+from nemo_gym.http.session import plain_client_enabled
 from tests.gym.http.raw_server import answer, serving
 from tests.support.commands import ROOT
 
@@ -113,3 +119,22 @@ def test_nothing_is_kept_of_event_loops_that_are_gone() -> None:
     for _ in range(5):
         asyncio.run(call())
     assert not _shared._by_loop
+
+
+PLAIN = parse_call("POST", "http://127.0.0.1:1/x", json={})
+
+
+async def transport_for(call: Call) -> type:
+    return type(http_transport(call))
+
+
+def test_plain_client_sends_what_it_can_and_aiohttp_the_rest() -> None:
+    over_tls = parse_call("POST", "https://127.0.0.1:1/x", json={})
+    assert asyncio.run(transport_for(PLAIN)) is PlainTransport
+    assert asyncio.run(transport_for(over_tls)) is AiohttpTransport
+
+
+def test_plain_client_that_is_switched_off_sends_nothing() -> None:
+    with plain_client_enabled(False):
+        assert asyncio.run(transport_for(PLAIN)) is AiohttpTransport
+    assert asyncio.run(transport_for(PLAIN)) is PlainTransport
