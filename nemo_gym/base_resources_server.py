@@ -35,7 +35,7 @@ __all__ = [
 
 
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
-    """What every environment's block of the configuration has."""
+    """The settings that every environment has."""
 
 
 class BaseResourcesServer(BaseServer):
@@ -43,7 +43,7 @@ class BaseResourcesServer(BaseServer):
 
 
 class BaseRunRequest(BaseModel):
-    """A row: the task for one rollout. Fields an environment does not declare travel along."""
+    """A row: the task of one rollout. Fields that an environment does not declare are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -51,7 +51,7 @@ class BaseRunRequest(BaseModel):
 
 
 class BaseVerifyRequest(BaseRunRequest):
-    """A row together with what the agent made of it."""
+    """A row with the agent's response to it."""
 
     response: NeMoGymResponse
 
@@ -95,7 +95,7 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
 
     @classmethod
     def from_instance(cls, hosting: Hosting) -> Self:
-        """Also an environment that builds an application of its own files what its judge fails at."""
+        """Record the failures of the judge also if the environment builds an application of its own."""
         server = super().from_instance(hosting)
         object.__setattr__(server, "verify", judge_failsafe(server.verify))  # not a field of the model
         return server
@@ -116,11 +116,11 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
 
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         """Score a rollout."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to verify")
+        raise NotImplementedError(f"{type(self).__name__} must define verify")
 
 
 async def _no_such_tool(scope: Scope, receive: Receive, send: Send) -> None:
-    """Says so in words that help the model which made the tool up."""
+    """A 404 for the model to read, with the names of the tools."""
     if scope["type"] != "http":
         raise HTTPException(404)
     routes: list[Any] = scope["app"].router.routes

@@ -1,4 +1,4 @@
-"""Agents: they play a row from the first model call to the verified result."""
+"""Agents: they play a row, from seeding to the verified result."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def is_reserved_tool_name(name: str) -> bool:
 
 
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
-    """What every agent's block of the configuration has."""
+    """The settings that every agent has."""
 
     close_session_timeout_s: float = Field(default=1.0, gt=0)
     """How long the end of a run waits for its sessions to close. Servers go on closing after that."""
@@ -58,8 +58,8 @@ class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
 
     async def responses(self, body: dict[str, Any] = Body()) -> Any:
         """Play an episode: model and tools until the model is done."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to respond")
+        raise NotImplementedError(f"{type(self).__name__} must define responses")
 
     async def run(self, body: dict[str, Any] = Body()) -> Any:
         """Play a row: seed, episode, verification."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to run")
+        raise NotImplementedError(f"{type(self).__name__} must define run")

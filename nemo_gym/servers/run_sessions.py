@@ -83,6 +83,7 @@ class AgentRequest:
         self._closer = closer
         self._closes = closes
         self._received = ReceivedSessions(cookies)
+        self._is_over = False
         self._token = current_sessions.set(self._received)
 
     def passed_on(self) -> list[tuple[str, str]]:
@@ -91,10 +92,15 @@ class AgentRequest:
         return [("set-cookie", f"{one.cookie_name}={one.cookie_value}; Path=/") for one in kept]
 
     async def end(self) -> None:
-        """Close the sessions that the caller does not know. Does not wait for it if it was cancelled."""
+        """The code that serves the request is done."""
         current_sessions.reset(self._token)
-        if not self._received.kept:
+        await self.close_sessions()
+
+    async def close_sessions(self) -> None:
+        """Close those that the caller does not know, once. A cancelled request does not wait for it."""
+        if self._is_over or not self._received.kept:
             return
+        self._is_over = True
         running = asyncio.current_task()
         is_cancelled = running is not None and running.cancelling() > 0
         if self._closes or is_cancelled:

@@ -1,4 +1,4 @@
-"""What all three server kinds are made of: a pydantic object that builds its FastAPI application."""
+"""The base of all three server kinds: a pydantic object that builds its FastAPI application."""
 
 import inspect
 import sys
@@ -33,14 +33,14 @@ from nemo_gym.session_cookies import session_cookie_name
 
 @dataclass(frozen=True)
 class Hosting:
-    """Which instance the running code is being hosted as."""
+    """The instance that the running code is hosted as."""
 
     config: GymConfig
     instance: ServerInstance
     client: ServerClient
     file: Path
     worker: int | None = None
-    """Number of this process among the instance's workers; None where there is only one."""
+    """Number of this process among the instance's workers; None if there is only one."""
 
 
 current_hosting: ContextVar[Hosting | None] = ContextVar("current_hosting", default=None)
@@ -73,8 +73,10 @@ class BaseServer(BaseModel):
 
     @classmethod
     def check_config(cls, config: Any) -> None:
-        """Raise a ConfigError where the settings cannot work, as far as can be told before anything starts:
-        files that are not there, addresses that cannot be any."""
+        """Raise a ConfigError if the settings cannot work, such as a missing file or an invalid address.
+
+        Called before anything starts.
+        """
 
     @classmethod
     def from_instance(cls, hosting: Hosting) -> Self:
@@ -91,13 +93,15 @@ class SimpleServer(BaseServer):
 
     @classmethod
     def is_one_per_run(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether a run whose rollouts are played in several processes has one for all of them, in a process
-        of its own, instead of one in each: it is large, or what it holds cannot be had twice."""
+        """Whether the worker processes of a run share one server, in a process of its own.
+
+        For a server that is large, or whose state cannot exist twice.
+        """
         return False
 
     def setup_webserver(self) -> FastAPI:
         """The application with all its routes."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to set up its routes")
+        raise NotImplementedError(f"{type(self).__name__} must define setup_webserver")
 
     def get_session_middleware_key(self) -> str:
         return session_cookie_name(self.config.name)
@@ -134,12 +138,12 @@ class SimpleServer(BaseServer):
     def run_webserver(cls) -> FastAPI | None:
         """Serve this class as the instance that the command line configures, until stopped.
 
-        While a worker loads the module, give back the application instead.
+        Returns the application instead while a worker loads the module.
         """
         hosting = current_hosting.get()
         if hosting is not None:
             return cls.from_instance(hosting).setup_webserver()
-        from nemo_gym.servers.serve import serve  # uvicorn: not needed where servers are embedded
+        from nemo_gym.servers.serve import serve  # loads uvicorn, which embedded servers do not need
 
         try:
             hosting = cls._hosting_from(assign_ports(load_config(overrides=parse_arguments(sys.argv[1:]))))
@@ -147,7 +151,7 @@ class SimpleServer(BaseServer):
             enable_plain_client(hosting.config.settings.plain_http_client)
             current_hosting.set(hosting)
             app = cls.from_instance(hosting).setup_webserver()
-        except NeMoGymError as error:  # a script has no command line of ours around it
+        except NeMoGymError as error:  # run as a script, without our command line
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             sys.exit(error.exit_code)
         serve(HostedServer(hosting.instance.name, app, hosting.config.secrets), hosting.instance)
@@ -167,8 +171,8 @@ class SimpleServer(BaseServer):
         if len(instances) != 1:
             names = ", ".join(instance.name for instance in instances) or "none"
             raise ConfigError(
-                f"the configuration has no single instance of {kind}/{implementation} (found: {names}); "
-                "pass +config_paths=[…] and, where there are several, +server_name=<instance>"
+                f"the configuration must have one instance of {kind}/{implementation} (found: {names}); "
+                "pass +config_paths=[…] and, if there are several, +server_name=<instance>"
             )
         client = ServerClient(config.head_server, config.values)
         return Hosting(config, instances[0], client, file)

@@ -51,9 +51,15 @@ class SessionMiddleware:
             own = ("set-cookie", self.store.set_cookie(session.id, session))
             return [own] if request is None else [*request.passed_on(), own]
 
+        async def send_when_closed(message: Message) -> None:
+            """The caller gets the end of the response once the sessions of a run are closed."""
+            if request is not None and is_last(message):
+                await request.close_sessions()
+            await send(message)
+
         scope[SET_COOKIES_KEY] = set_cookies
         try:
-            await self.app(scope, receive, adding_headers(send, set_cookies))
+            await self.app(scope, receive, adding_headers(send_when_closed, set_cookies))
         finally:
             self.store.close(session)
             if request is not None:
@@ -87,6 +93,10 @@ def add_sessions(app: FastAPI, store: SessionStore, runs: RunSessions | None = N
 def sessions_of(app: FastAPI) -> AppSessions | None:
     sessions = getattr(app.state, "nemo_gym_sessions", None)
     return sessions if isinstance(sessions, AppSessions) else None
+
+
+def is_last(message: Message) -> bool:
+    return message["type"] == "http.response.body" and not message.get("more_body")
 
 
 def is_close_session(method: str, path: str) -> bool:

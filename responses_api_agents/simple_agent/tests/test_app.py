@@ -229,7 +229,7 @@ def test_max_steps_of_none_at_all_is_refused() -> None:
         World(says, max_steps=0)
 
 
-RESERVED = ["verify", "seed_session", "aggregate_metrics", "run", "mcp"]
+RESERVED = ["verify", "seed_session", "close_session", "aggregate_metrics", "run", "mcp"]
 UNCALLABLE = ["../verify", "a/b", "/verify", "x?y", "verify?", "%2e%2e", "%76erify", "..", ".", "", "a\\b"]
 UNCALLABLE += ["a#b", "a\nb"]
 

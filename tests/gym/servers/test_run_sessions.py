@@ -165,7 +165,6 @@ def test_session_that_began_in_a_nested_call_is_closed_though_the_agent_does_not
         async with world.open(transport) as client:
             done = await client.post("agent", "/run", json={"seeds": True, **row})
             assert done.ok is not row.get("breaks", False)
-            await until(lambda: world.rooms.closed)
             assert (len(world.rooms.closed), world.rooms.rooms) == (1, {})
 
     asyncio.run(run())
@@ -253,7 +252,7 @@ def test_agent_with_an_application_of_its_own_closes_too(transport: str, row: di
     async def run() -> None:
         async with world.open(transport) as client:
             await client.post("agent", "/run", json=row)
-            await until(lambda: world.rooms.closed)
+            assert len(world.rooms.closed) == 1
 
     asyncio.run(run())
     assert world.rooms.rooms == {}
