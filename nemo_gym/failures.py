@@ -140,6 +140,8 @@ class StatusRule:
     """The status is in the published list `RATE_LIMIT_ERROR_CODES`."""
     is_overload: bool = False
     """The adaptive concurrency limit shrinks."""
+    is_uncounted: bool = False
+    """A response with this status does not use up the tries of the call."""
 
 
 _INFRA, _DATA, _CONFIGURATION = FailureKind.INFRASTRUCTURE, FailureKind.DATA, FailureKind.CONFIGURATION
@@ -155,7 +157,7 @@ STATUS_RULES: Mapping[int, StatusRule] = MappingProxyType(
         404: _MISCONFIGURED,
         408: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA),
         425: StatusRule(_INFRA, _INFRA, _INFRA, _DATA),  # `nemo_rl` publishes 408 and 429 only
-        429: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
+        429: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True, True),
         500: StatusRule(_INFRA, _DATA, _INFRA, _INFRA, True),
         502: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
         503: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
@@ -169,6 +171,7 @@ STATUS_RULES: Mapping[int, StatusRule] = MappingProxyType(
 RATE_LIMIT_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_rate_limit)
 RETRIED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_retried)
 OVERLOAD_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_overload)
+UNCOUNTED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_uncounted)
 
 
 def kind_of_status(status: int, boundary: Boundary) -> FailureKind:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import aiohttp
 
 from nemo_gym.activity import Activity, EndpointLimit, current_activity
-from nemo_gym.failures import OVERLOAD_STATUSES, RATE_LIMIT_STATUSES, RETRIED_STATUSES
+from nemo_gym.failures import OVERLOAD_STATUSES, RATE_LIMIT_STATUSES, RETRIED_STATUSES, UNCOUNTED_STATUSES
 from nemo_gym.http.call import Call
 from nemo_gym.http.deadline import Deadline
 from nemo_gym.http.response import ClientResponse
@@ -113,7 +113,7 @@ async def send_with_retries(
         if response is not None and response.status not in policy.statuses:
             return response
         failures += 1
-        tries += response is None or response.status != 429
+        tries += response is None or response.status not in UNCOUNTED_STATUSES
         if activity is not None:
             activity.note_failure(failures, response.status if response is not None else error)
         delay = policy.delay_s(failures, retry_after_s(response))

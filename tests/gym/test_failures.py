@@ -18,6 +18,7 @@ from nemo_gym.failures import (
     OVERLOAD_STATUSES,
     RATE_LIMIT_STATUSES,
     RETRIED_STATUSES,
+    UNCOUNTED_STATUSES,
     Boundary,
     FailureKind,
     declared_kind,
@@ -91,6 +92,7 @@ def test_529_is_handled_like_503() -> None:
     for statuses in (RATE_LIMIT_STATUSES, RETRIED_STATUSES, OVERLOAD_STATUSES):
         assert (503 in statuses) and (529 in statuses)
     assert set(OVERLOAD_STATUSES) == {429, 503, 529}
+    assert set(UNCOUNTED_STATUSES) == {429}
 
 
 def error_body(**error: Any) -> bytes:
