@@ -1,1 +1,1 @@
-"""What a policy is played against."""
+"""Environments that a policy acts in: interfaces, steps, and the handle to Gym servers."""

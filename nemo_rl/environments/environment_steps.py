@@ -1,7 +1,7 @@
-"""Steps of environments, whatever they are: plain objects, coroutines, Ray actors.
+"""Steps of environments: plain objects, coroutines, Ray actors.
 
-A plain object is called in a thread, one call at a time unless told otherwise, since all trajectories share
-it (`step_threads.py`). Coroutines and actors are awaited.
+A plain object is called in a thread (`step_threads.py`), by default one call at a time, because all
+trajectories share it. Coroutines and actors are awaited.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ class EnvironmentDispatch:
     def __init__(
         self, task_to_env: Mapping[str, Any], concurrency: int = 1, *, step_limit_s: float | None = None
     ) -> None:
-        """`concurrency` is that of plain objects; a step that takes longer than its limit: RolloutTimeout."""
+        """`concurrency` limits plain objects. A step longer than `step_limit_s` raises RolloutTimeout."""
         if concurrency < 1:
             raise ValueError(f"env_concurrency must be 1 or more, not {concurrency}")
         self._task_to_env = task_to_env
         self._concurrency = concurrency
         self._step_limit_s = step_limit_s
-        self._ways: dict[int, _Way] = {}
-        """By environment: one may serve several tasks."""
+        self._steppers: dict[int, _Stepper] = {}
+        """By the id of the environment, which may serve several tasks."""
 
     async def step(
         self, tasks: Sequence[str], message_logs: Sequence[LLMMessageLogType], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
-        """Step a batch; rows of one task go to its environment together, tasks at the same time."""
+        """Step a batch. The rows of one task go to its environment together, different tasks concurrently."""
         if len(set(tasks)) == 1:
             return await self._step_task(tasks[0], message_logs, metadata)
         rows_by_task: dict[str, list[int]] = {}
         for row, task in enumerate(tasks):
             rows_by_task.setdefault(task, []).append(row)
         for task in rows_by_task:
-            self._environment(task)  # before anything is stepped
+            self._environment(task)  # raises before anything is stepped
         returns = await asyncio.gather(
             *(
                 self._step_task(task, [message_logs[row] for row in rows], [metadata[row] for row in rows])
@@ -61,49 +61,51 @@ class EnvironmentDispatch:
     def _environment(self, task: str) -> Any:
         if task not in self._task_to_env:
             known = ", ".join(map(repr, self._task_to_env)) or "none"
-            raise ValueError(f"no environment for task {task!r}; there are {known}")
+            raise ValueError(f"no environment for task {task!r}; known tasks: {known}")
         return self._task_to_env[task]
 
     async def _step_task(
         self, task: str, message_logs: Sequence[LLMMessageLogType], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
         environment = self._environment(task)
-        batch = [_as_shown(message_log) for message_log in message_logs]
-        way = self._ways.get(id(environment))
-        if way is None:
-            way = self._ways[id(environment)] = _Way(environment, self._concurrency)
-        if way.threads is not None:
-            given = await way.threads.run(way.step, batch, list(metadata), limit_s=self._step_limit_s)
+        batch = [_visible(message_log) for message_log in message_logs]
+        stepper = self._steppers.get(id(environment))
+        if stepper is None:
+            stepper = self._steppers[id(environment)] = _Stepper(environment, self._concurrency)
+        if stepper.threads is not None:
+            result = await stepper.threads.run(
+                stepper.step, batch, list(metadata), limit_s=self._step_limit_s
+            )
         else:
-            given = way.step(batch, list(metadata))
-        if inspect.isawaitable(given):
+            result = stepper.step(batch, list(metadata))
+        if inspect.isawaitable(result):
             async with within(self._step_limit_s, "a step of the environment"):
-                given = await given
-        return _checked(given, len(batch), f"the environment of task {task!r}")
+                result = await result
+        return _checked(result, len(batch), f"the environment of task {task!r}")
 
 
-class _Way:
-    """How one environment is stepped, found out once."""
+class _Stepper:
+    """How one environment is stepped, determined once."""
 
     def __init__(self, environment: Any, concurrency: int) -> None:
-        self.environment = environment  # kept, so that no other gets its id
+        self.environment = environment  # a reference, so that no other object gets its id
         step = environment.step
-        self.step = getattr(step, "remote", step)  # what a Ray actor gives can be awaited
+        self.step = getattr(step, "remote", step)  # a Ray actor returns an awaitable
         self.threads: StepThreads | None = None
-        """Of a plain object."""
+        """Only for a plain object."""
         if self.step is step and not inspect.iscoroutinefunction(step):
             self.threads = threads_of(environment)
             self.threads.allow(concurrency)
 
 
-def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
-    """What a step gave, with lists in the place of what was left out; TypeError where it does not fit."""
-    if not isinstance(given, tuple) or len(given) != len(EnvironmentReturn._fields):
+def _checked(returned: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
+    """The result of a step, with lists in place of omitted fields; TypeError if it is not valid."""
+    if not isinstance(returned, tuple) or len(returned) != len(EnvironmentReturn._fields):
         raise TypeError(
-            f"{who} gave {type(given).__name__} from step; "
-            f"it is to give an EnvironmentReturn({', '.join(EnvironmentReturn._fields)})"
+            f"step of {who} returned {type(returned).__name__}; "
+            f"expected an EnvironmentReturn({', '.join(EnvironmentReturn._fields)})"
         )
-    observations, metadata, next_stop_strings, rewards, terminateds, answers = given
+    observations, metadata, next_stop_strings, rewards, terminateds, answers = returned
     nothing: list[Any] = [None] * rows
     metadata = nothing if metadata is None else metadata
     next_stop_strings = nothing if next_stop_strings is None else next_stop_strings
@@ -111,21 +113,25 @@ def _checked(given: Any, rows: int, who: str) -> EnvironmentReturn[Any]:
     result = EnvironmentReturn(observations, metadata, next_stop_strings, rewards, terminateds, answers)
     for field, values in zip(result._fields, result, strict=True):
         if field != "rewards" and _length(values) != rows:
-            raise TypeError(f"{who} gave {field} {values!r}; it is to give one of each of {rows}")
+            raise TypeError(
+                f"step of {who} returned {field} {values!r}; expected one for each of {rows} rows"
+            )
     if isinstance(rewards, torch.Tensor) and rewards.shape != (rows,):
-        raise TypeError(f"{who} gave rewards of shape {list(rewards.shape)}; it is to be [{rows}]")
-    for shown in observations:
+        raise TypeError(f"step of {who} returned rewards of shape {list(rewards.shape)}; expected [{rows}]")
+    for observation in observations:
         if not (
-            isinstance(shown, Mapping)
-            and isinstance(shown.get("role"), str)
-            and isinstance(shown.get("content"), str)
+            isinstance(observation, Mapping)
+            and isinstance(observation.get("role"), str)
+            and isinstance(observation.get("content"), str)
         ):
-            raise TypeError(f"{who} gave the observation {shown!r}; it is to be a dict of role and content")
+            raise TypeError(
+                f"step of {who} returned the observation {observation!r}; expected a dict of role and content"
+            )
     return result
 
 
 def _length(values: Any) -> int | None:
-    """None of what has no rows."""
+    """The number of rows; None if the value has none."""
     if type(values) is list:
         return len(values)
     if isinstance(values, torch.Tensor):
@@ -133,15 +139,15 @@ def _length(values: Any) -> int | None:
     return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
 
 
-def _as_shown(message_log: LLMMessageLogType) -> LLMMessageLogType:
-    """What an environment sees of a conversation."""
+def _visible(message_log: LLMMessageLogType) -> LLMMessageLogType:
+    """The part of a conversation that an environment sees."""
     return [{"role": message["role"], "content": message["content"]} for message in message_log]
 
 
 def _in_row_order(
     rows_of: list[list[int]], returns: Sequence[EnvironmentReturn[Any]]
 ) -> EnvironmentReturn[Any]:
-    """One return of those of several tasks."""
+    """The results of several tasks as one, in the order of the rows."""
     order = [row for rows in rows_of for row in rows]
     place = sorted(range(len(order)), key=order.__getitem__)
 
@@ -152,7 +158,7 @@ def _in_row_order(
     if any(isinstance(one.rewards, Mapping) for one in returns):
         if not all(isinstance(one.rewards, Mapping) for one in returns):
             raise AssertionError(
-                "some environments give rewards by name and some a tensor; one batch has one kind"
+                "some environments return rewards by name and some a tensor; a batch cannot have both"
             )
         names = list(returns[0].rewards)
         rewards: Any = {name: torch.cat([one.rewards[name] for one in returns])[place] for name in names}

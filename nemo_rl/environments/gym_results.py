@@ -1,7 +1,7 @@
-"""From an agent's answer to a conversation of tokens.
+"""From a rollout of an agent to a message log of tokens.
 
-Invariant: the tokens of the log, in order, are what the policy read and sampled in this rollout; an answer of
-which that cannot be said is refused. What is given stays as it is.
+Invariant: the tokens of the log, in order, are what the policy read and sampled in this rollout; a rollout
+for which this is not certain is refused. The input is not changed.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ else:
 
 Item = dict[str, Any]
 GymResult = dict[str, Any]
-"""`message_log`, `input_message_log` (its first message) and `full_result`, the answer without token ids."""
+"""`message_log`, `input_message_log` (its first message) and `full_result`, the rollout without token ids."""
 
 _PROMPT, _GENERATION, _LOG_PROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
 
 
 class Decoder(Protocol):
-    """All that is asked of a tokenizer here."""
+    """The part of a tokenizer that is used here."""
 
     def decode(self, token_ids: list[int], /) -> str: ...
 
 
 @dataclass(frozen=True)
 class OutputMarkers:
-    """Texts that the model server takes out of what it understood; where one is left, it did not."""
+    """Tags that the model server removes when it parses a generation; one that is left was not parsed."""
 
     tool_call: tuple[str, ...] = ("<tool_call>", "</tool_call>", "<function_call>", "</function_call>")
     thinking: tuple[str, ...] = ("<think>", "</think>")
-    """In a reasoning item each may stand once."""
+    """Each may occur once in a reasoning item."""
 
 
 _DEFAULT_MARKERS = OutputMarkers()
 
 
 def gym_result(full_result: Any, tokenizer: Decoder, markers: OutputMarkers = _DEFAULT_MARKERS) -> GymResult:
-    """What the policy read as `user` messages, what it sampled as `assistant` ones; texts stay in the answer.
+    """A message log: what the policy read as `user` messages, what it sampled as `assistant` messages.
 
-    AssertionError where the tokens of a model call do not go on with those before it, ValueError where
-    nothing was sampled, RuntimeError where a log-probability is NaN.
+    AssertionError if the prompt of a model call does not begin with the tokens before it, ValueError if
+    nothing was sampled, RuntimeError if a log-probability is NaN.
     """
     if not isinstance(full_result, dict):
-        raise AssertionError(f"the agent's answer is no JSON object but {type(full_result).__name__}")
+        raise AssertionError(f"the agent's response is not a JSON object but {type(full_result).__name__}")
     if full_result.get(RECORDED_CALLS_KEY) and not any(map(has_tokens, full_result["response"]["output"])):
         full_result = with_captured_tokens(full_result)
     message_log: list[dict[str, Any]] = []
@@ -75,12 +75,12 @@ def gym_result(full_result: Any, tokenizer: Decoder, markers: OutputMarkers = _D
 
 
 def has_tokens(item: Any) -> bool:
-    """Whether an item carries what a model call sampled, one token at least."""
+    """Whether an item has the tokens of a model call that sampled at least one."""
     return isinstance(item, dict) and bool(item.get(_GENERATION))
 
 
 def _token_ids(item: Item, position: int, seen: list[int]) -> tuple[list[int], list[int]]:
-    """Prompt and generation of a model call, which must go on with what was seen before."""
+    """Prompt and generation of a model call; the prompt must begin with the tokens seen before."""
     prompt, generation = item.get(_PROMPT), item[_GENERATION]
     if prompt is None:
         raise AssertionError(f"item {position} of the output has {_GENERATION} but no {_PROMPT}")
@@ -89,15 +89,15 @@ def _token_ids(item: Item, position: int, seen: list[int]) -> tuple[list[int], l
         pairs = zip(prompt, seen, strict=False)
         differs = next((at for at, (new, old) in enumerate(pairs) if new != old), len(prompt))
         raise AssertionError(
-            f"non-contiguous history: the prompt of item {position} of the output leaves the {len(seen)} "
-            f"tokens before it at token {differs}; the policy's server must replay ids, and the agent "
-            "neither drop history nor strip reasoning"
+            f"non-contiguous history: the prompt of item {position} of the output differs from the "
+            f"{len(seen)} tokens before it at token {differs}; the model server must replay token ids, and "
+            "the agent must not drop history or strip reasoning"
         )
     return prompt, generation
 
 
 def _read(token_ids: list[int]) -> dict[str, Any]:
-    """Whatever was put before the policy: system, user and tool texts alike."""
+    """What the policy read: system, user and tool texts."""
     return {"role": "user", "content": "", "token_ids": torch.tensor(token_ids, dtype=torch.int64)}
 
 
@@ -118,13 +118,13 @@ def _log_probs(item: Item, position: int) -> torch.Tensor:
             f"item {position} of the output has {len(item[_GENERATION])} sampled tokens and {len(values)} "
             "log-probabilities"
         )
-    if None in values or math.isnan(sum(values)):  # JSON has no NaN: some writers make null of it
+    if None in values or math.isnan(sum(values)):  # JSON has no NaN: some writers write null
         raise RuntimeError(f"item {position} of the output has NaN among its {_LOG_PROBS}")
     return torch.tensor(values, dtype=torch.float32)
 
 
 def _flags(item: Item, markers: OutputMarkers) -> dict[str, bool]:
-    """Whether a call or a thought was left in the text, where nobody made anything of it."""
+    """Whether tags of a tool call or of thinking were left in the text."""
     text, tags_allowed = "", 0
     if item.get("type") == "message":
         text = _first_text(item.get("content"))
@@ -159,7 +159,7 @@ def _nothing_sampled(full_result: dict[str, Any]) -> str:
 
 
 def _prompt_length(full_result: dict[str, Any]) -> str:
-    """In tokens where a model server told them."""
+    """In tokens, if a model server recorded them."""
     for item in full_result["response"]["output"]:
         if isinstance(item, dict) and item.get(_PROMPT):
             return f"{len(item[_PROMPT])} tokens"

@@ -1,4 +1,4 @@
-"""What an environment is to a native rollout."""
+"""The interface of an environment in a native rollout."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ MetadataT = TypeVar("MetadataT")
 
 
 class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
-    """What a step gave, batched over B conversations."""
+    """The result of a step, batched over B conversations."""
 
     observations: list[dict[str, str]]
-    """`role` and `content` of each."""
+    """`role` and `content` per conversation."""
     metadata: list[MetadataT | None]
-    """The state of each for its next step; None keeps the one it has."""
+    """The state for the next step, per conversation; None keeps the current one."""
     next_stop_strings: list[list[str] | None] | list[None] | None
-    """For the next turn; None keeps those there are."""
+    """For the next turn; None keeps the current ones."""
     rewards: torch.Tensor | Mapping[str, torch.Tensor]
-    """Float `[B]`; a mapping by name is for trainers with several rewards, which rollouts here refuse."""
+    """Float `[B]`. A mapping by name is for trainers with several rewards; the rollouts here refuse it."""
     terminateds: torch.Tensor
     """Bool `[B]`."""
     answers: list[str | None] | None
-    """What each conversation answered, where the environment tells."""
+    """The answer of each conversation, if the environment extracts it."""
 
 
 class EnvironmentInterface(abc.ABC, Generic[MetadataT]):
-    """A rollout calls `step` alone; it may be a coroutine function."""
+    """A rollout calls only `step`, which may be a coroutine function."""
 
     @abc.abstractmethod
     def step(
         self, message_log_batch: list[LLMMessageLogType], metadata: list[MetadataT]
     ) -> EnvironmentReturn[MetadataT]:
-        """Judge the last turn of each conversation and say what the environment answers."""
+        """Score the last turn of each conversation and give the next observation."""
 
     @abc.abstractmethod
     def global_post_process_and_metrics(
         self, batch: BatchedDataDict[Any]
     ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
-        """For trainers that look at a whole batch; never called by a rollout."""
+        """For trainers that process a whole batch; a rollout never calls it."""

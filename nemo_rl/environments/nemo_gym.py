@@ -1,6 +1,6 @@
-"""The handle on NeMo Gym: rows in, conversations of tokens out. The only module here that reaches it.
+"""The handle to NeMo Gym: rows in, message logs of tokens out. The only module here that calls its servers.
 
-Invariant: when a call ends, however it ends, none of its rows is being played any more.
+Invariant: when a call ends, also by an error or cancellation, none of its rows is still being played.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Timing = dict[str, float]
 
 _ROWIDX = "_rowidx"
 _LOAD_WEIGHTS_S = 300.0
-"""For a model server to take new weights: a large file on a slow disk."""
+"""Timeout for a model server to load new weights: the file may be large and the disk slow."""
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """How rows are played."""
+    """Limits for playing rows."""
 
     max_concurrent_rows: int = 1024
-    """At once, over all calls of one handle. Generous: the model server has a limit of its own."""
+    """Rows played at once, over all calls of one handle. Generous: the model server has its own limit."""
     row_timeout_s: float = 3600.0
-    """One rollout, with its verification."""
+    """For one rollout, verification included."""
     call_timeout_s: float = 900.0
-    """One call within it, to a model endpoint or a tool."""
+    """For one call of a rollout, to a model endpoint or a tool."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent_rows", "row_timeout_s", "call_timeout_s"):
@@ -58,7 +58,7 @@ class RowLimits:
 
 
 class _Clock:
-    """What the time of a call went into."""
+    """How long a call waited for results and processed them."""
 
     def __init__(self) -> None:
         self.await_s = 0.0
@@ -87,14 +87,14 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What belongs to one event loop."""
+    """State that belongs to one event loop."""
 
     client: ServerClient
     slots: asyncio.Semaphore
 
 
 class _GymServers:
-    """The servers of a configuration, hosted in this process, or those that a running `ng_run` looks after.
+    """The servers of a configuration, hosted in this process, or those of a running `ng_run`.
 
     Open between `__aenter__` and `__aexit__`, in one event loop.
     """
@@ -111,7 +111,7 @@ class _GymServers:
     ) -> None:
         if bool(config_paths) == (head_server is not None):
             raise ValueError(
-                "name either config_paths, to host the servers here, or head_server='host:port' of an ng_run"
+                "pass either config_paths, to host the servers here, or head_server='host:port' of an ng_run"
             )
         self._config_paths = config_paths
         self._overrides = overrides
@@ -134,7 +134,7 @@ class _GymServers:
         if self._head is None:
             async with open_servers(self._config_paths, self._overrides) as client:
                 yield client
-        else:  # its configuration is fetched, which blocks
+        else:  # fetching its configuration blocks
             yield await asyncio.to_thread(RolloutCollectionHelper().setup_server_client, self._head)
 
     @property
@@ -144,17 +144,17 @@ class _GymServers:
         return self._opened
 
     async def load_weights(self, model_server_name: str, model_path: str | Path, weight_version: int) -> Any:
-        """Have a model server answer with these weights from now on; gives what it says to that."""
+        """Have a model server use these weights from now on; returns its response."""
         body = {"model_path": str(model_path), "weight_version": weight_version}
         return await self._post(model_server_name, "/load_weights", body, _LOAD_WEIGHTS_S)
 
     async def _results(
         self, rows: Sequence[Row], tokenizer: Decoder, clock: _Clock
     ) -> AsyncGenerator[tuple[int, GymResult], None]:
-        """Every row's number and result, as they are done.
+        """The index and result of every row, in the order in which they finish.
 
-        A row that an outage failed is told after all others, which need not be played again then; any other
-        failure at once.
+        An outage is raised after all other rows have finished, so that they need not be played again; any
+        other failure is raised at once.
         """
         tasks = {asyncio.create_task(self._play(row)): row[_ROWIDX] for row in rows}
         pending, outage = set(tasks), None
@@ -187,9 +187,9 @@ class _GymServers:
             except PLAY_ERRORS as error:
                 raise gym_failure(kind_of_play_error(error, Boundary.TRAINER), str(error)) from error
 
-    async def _post(self, server: str, path: str, body: Any, longest_s: float) -> Any:
+    async def _post(self, server: str, path: str, body: Any, timeout_s: float) -> Any:
         try:
-            response = await self._open.client.post(server, path, json=body, timeout=longest_s)
+            response = await self._open.client.post(server, path, json=body, timeout=timeout_s)
             response.raise_for_status()
             return await response.json()
         except (ServerCallError, ServerUnreachableError) as error:
@@ -197,12 +197,12 @@ class _GymServers:
 
 
 class NemoGym(_GymServers):
-    """Gives results as they come in."""
+    """Yields results as rows finish."""
 
     async def run_rollouts(
         self, rows: Sequence[Row], tokenizer: Decoder, timer_prefix: str
     ) -> AsyncGenerator[tuple[int, GymResult, Timing | None], None]:
-        """Play the rows; gives `(_rowidx, result, None)`, and with the last of them how long it all took."""
+        """Play the rows; yields `(_rowidx, result, None)`, the last one with the times of the call."""
         clock, left = _Clock(), len(rows)
         async with aclosing(self._results(rows, tokenizer, clock)) as results:
             async for rowidx, result in results:
@@ -211,12 +211,12 @@ class NemoGym(_GymServers):
 
 
 class NemoGymBatch(_GymServers):
-    """Gives all results at once."""
+    """Returns all results at once."""
 
     async def run_rollouts(
         self, rows: Sequence[Row], tokenizer: Decoder, timer_prefix: str
     ) -> tuple[list[GymResult], Timing]:
-        """Play the rows; gives the results in their order, and how long it took."""
+        """Play the rows; returns the results in the order of the rows, and the times of the call."""
         clock = _Clock()
         async with aclosing(self._results(rows, tokenizer, clock)) as results:
             by_row = {rowidx: result async for rowidx, result in results}
@@ -226,13 +226,13 @@ class NemoGymBatch(_GymServers):
 def _address(text: str) -> BaseServerConfig:
     host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"head_server is 'host:port', not {text!r}")
+        raise ValueError(f"head_server must be 'host:port', not {text!r}")
     return BaseServerConfig(host=host, port=int(port))
 
 
-def _converted(answer: Any, rowidx: int, tokenizer: Decoder) -> GymResult:
+def _converted(rollout: Any, rowidx: int, tokenizer: Decoder) -> GymResult:
     try:
-        return gym_result(answer, tokenizer)
+        return gym_result(rollout, tokenizer)
     except Exception as error:
-        error.add_note(f"in the answer to row {rowidx}")
+        error.add_note(f"in the response for row {rowidx}")
         raise

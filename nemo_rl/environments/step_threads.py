@@ -1,11 +1,11 @@
 """Threads in which the steps of a plain environment run, off the event loop.
 
 Invariants: at most as many steps of an environment run at once as its users allow, over all loops and
-managers of the process; a step that hangs past its limit is in nobody's way; threads without work end.
+managers of the process; a step that hangs past its limit does not block other steps; idle threads end.
 
-Steps leave a loop together, when it has nothing else to do, and their results come back together. Both sides
-work with tensors, and nearly every operation on one hands the interpreter's lock over to whoever waits for
-it: a loop and a thread that work at the same time take twice as long as one after the other.
+Steps are sent from a loop in batches, when it has nothing else to do, and their results return in batches.
+Both sides work with tensors, and nearly every tensor operation releases the interpreter lock: a loop and a
+thread that work at the same time take twice as long as one after the other.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import Any
 
 from nemo_rl.experience.failures import RolloutTimeout
 
-_LOOK_S = 0.005
-"""A result waits no longer than this for those that follow it, one of which may hang."""
+_POLL_S = 0.005
+"""How long a result waits at most to be returned with later ones, one of which may hang."""
 IDLE_S = 10.0
-"""After which a thread without work ends."""
+"""An idle thread ends after this time."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A call, and who waits for what it gives."""
+    """A call and the future for its result."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
-    desk: _Desk
+    loop_side: _LoopSide
     future: asyncio.Future[Any]
     began_s: float | None = None
     is_done: bool = False
     is_given_up: bool = False
-    """It hangs: its thread ends with it, and another has taken that one's place."""
+    """The call hangs. Another thread has replaced its thread, which ends when the call returns."""
     _result: Any = None
     _error: BaseException | None = None
 
@@ -51,13 +51,13 @@ class _Job:
             return
         try:
             self._result = self.call(*self.arguments)
-        except StopIteration as raised:  # the one error that a coroutine cannot raise
+        except StopIteration as raised:  # a coroutine cannot raise it
             self._error = RuntimeError(f"the environment raised {raised!r}")
             self._error.__cause__ = raised
-        except BaseException as raised:  # the boundary to an environment's own code: the caller gets it
+        except BaseException as raised:  # the boundary to an environment's own code: raised in the caller
             self._error = raised
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         if self.future.cancelled():
             return
         if self._error is None:
@@ -66,59 +66,59 @@ class _Job:
             self.future.set_exception(self._error)
 
 
-class _Desk:
-    """The side of one loop. It does not keep the loop alive."""
+class _LoopSide:
+    """The jobs of one event loop. It does not keep the loop alive."""
 
     def __init__(self, send: Callable[[list[_Job]], None]) -> None:
         self._send = send
-        self._leaving: list[_Job] = []
-        self._away = 0
-        """Jobs that were sent and not settled."""
+        self._unsent: list[_Job] = []
+        self._unresolved = 0
+        """Jobs that were sent and whose future is not resolved."""
         self._done: deque[_Job] = deque()
         self._is_woken = False
-        self._is_looking = False
+        self._is_polling = False
 
-    def hand_in(self, job: _Job) -> None:
-        self._leaving.append(job)
-        if len(self._leaving) == 1:
+    def submit(self, job: _Job) -> None:
+        self._unsent.append(job)
+        if len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._send_all)
 
-    def put(self, job: _Job, is_last: bool) -> None:
-        """From any thread."""
+    def return_job(self, job: _Job, is_last: bool) -> None:
+        """Called from any thread."""
         self._done.append(job)
         if is_last and not self._is_woken:
             self._is_woken = True
             try:
-                job.future.get_loop().call_soon_threadsafe(self._settle)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+                job.future.get_loop().call_soon_threadsafe(self._resolve_done)
+            except RuntimeError:  # the loop is closed, so no caller waits
                 self._done.clear()
 
     def _send_all(self) -> None:
-        jobs, self._leaving = self._leaving, []
-        self._away += len(jobs)
+        jobs, self._unsent = self._unsent, []
+        self._unresolved += len(jobs)
         self._send(jobs)
-        if not self._is_looking:
-            self._look_later()
+        if not self._is_polling:
+            self._poll_later()
 
-    def _look_later(self) -> None:
-        self._is_looking = True
-        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+    def _poll_later(self) -> None:
+        self._is_polling = True
+        asyncio.get_running_loop().call_later(_POLL_S, self._poll)
 
-    def _look(self) -> None:
-        self._settle()
-        self._is_looking = False
-        if self._away:
-            self._look_later()
+    def _poll(self) -> None:
+        self._resolve_done()
+        self._is_polling = False
+        if self._unresolved:
+            self._poll_later()
 
-    def _settle(self) -> None:
-        self._is_woken = False  # first: what comes from here on may be too late for this look
+    def _resolve_done(self) -> None:
+        self._is_woken = False  # first: jobs returned from here on may be too late for this loop
         while self._done:
-            self._away -= 1
-            self._done.popleft().settle()
+            self._unresolved -= 1
+            self._done.popleft().resolve()
 
 
 class StepThreads:
-    """The threads of one environment. They are daemons: one that hangs keeps no process alive."""
+    """The threads of one environment. They are daemons, so one that hangs does not keep the process alive."""
 
     def __init__(self, name: str, idle_s: float = IDLE_S) -> None:
         self._name = name
@@ -128,20 +128,23 @@ class StepThreads:
         self._running = 0
         self._process = os.getpid()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
+        self._loop_sides: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSide] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def allow(self, count: int) -> None:
-        """So many steps at once, if nobody allowed more before."""
+        """Allow this many steps at once; a larger number that was allowed before stays."""
         self._most = max(self._most, count)
 
     async def run(self, call: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
-        """RolloutTimeout for a call that takes longer; waiting for its turn does not count."""
+        """The result of a call in a thread. A call longer than `limit_s` raises RolloutTimeout; time in the
+        queue does not count."""
         loop = asyncio.get_running_loop()
-        desk = self._desks.get(loop)
-        if desk is None:
-            desk = self._desks[loop] = _Desk(self._send)
-        job = _Job(call, arguments, desk, loop.create_future())
-        desk.hand_in(job)
+        loop_side = self._loop_sides.get(loop)
+        if loop_side is None:
+            loop_side = self._loop_sides[loop] = _LoopSide(self._send)
+        job = _Job(call, arguments, loop_side, loop.create_future())
+        loop_side.submit(job)
         return await (job.future if limit_s is None else self._within(job, limit_s))
 
     async def _within(self, job: _Job, limit_s: float) -> Any:
@@ -150,7 +153,7 @@ class StepThreads:
             while not job.future.done():
                 if left_s <= 0 and self._give_up(job):
                     raise RolloutTimeout(f"a step of the environment took longer than {limit_s:g} s")
-                await asyncio.wait({job.future}, timeout=max(left_s, _LOOK_S))
+                await asyncio.wait({job.future}, timeout=max(left_s, _POLL_S))
                 if job.began_s is not None:
                     left_s = job.began_s + limit_s - time.perf_counter()
             return job.future.result()
@@ -159,7 +162,7 @@ class StepThreads:
 
     def _send(self, jobs: list[_Job]) -> None:
         with self._lock:
-            if self._process != os.getpid():  # forked: threads do not come along
+            if self._process != os.getpid():  # forked: threads are not copied
                 self._process, self._running, self._jobs = os.getpid(), 0, queue.SimpleQueue()
             for job in jobs:
                 self._jobs.put(job)
@@ -175,24 +178,24 @@ class StepThreads:
             job.run()
             with self._lock:
                 job.is_done = True
-            job.desk.put(job, is_last=self._jobs.empty())
+            job.loop_side.return_job(job, is_last=self._jobs.empty())
             if job.is_given_up:
                 return
-            del job  # and with it the environment, which may go while this thread waits
+            del job  # and with it the environment, which may be collected while this thread waits
 
     def _next(self) -> _Job | None:
-        """None where the thread is to end."""
+        """The next job; None if the thread should end."""
         try:
             return self._jobs.get(timeout=self._idle_s)
         except queue.Empty:
             with self._lock:
-                if not self._jobs.empty():  # came meanwhile, and nobody was started for it
+                if not self._jobs.empty():  # it arrived meanwhile, and no thread was started for it
                     return self._jobs.get_nowait()
                 self._running -= 1
                 return None
 
     def _give_up(self, job: _Job) -> bool:
-        """Let another thread take the place of the one that runs it; not where it is done."""
+        """Replace the thread that runs the job; False if the job is done."""
         with self._lock:
             if job.is_done:
                 return False
@@ -204,16 +207,16 @@ class StepThreads:
 
 
 _OF_ENVIRONMENTS: dict[int, StepThreads] = {}
-"""By the environment's id, while it lives: whoever has an environment shares its threads."""
+"""By the id of the environment, while it exists: all users of an environment share its threads."""
 
 
 def threads_of(environment: object) -> StepThreads:
-    """The threads in which this environment is stepped, whichever manager asks."""
+    """The threads in which this environment is stepped, the same for all managers."""
     key = id(environment)
     found = _OF_ENVIRONMENTS.get(key)
     if found is None:
         found = StepThreads(f"environment {type(environment).__name__}")
-        with suppress(TypeError):  # an object that nobody can watch: its threads are the caller's alone
+        with suppress(TypeError):  # no weak references: its threads are not shared
             weakref.finalize(environment, _OF_ENVIRONMENTS.pop, key, None).atexit = False
             _OF_ENVIRONMENTS[key] = found
     return found

@@ -1,9 +1,9 @@
-"""Tokens of a rollout whose agent does not carry them, rebuilt from the calls its model server recorded.
+"""Tokens of a rollout whose items have none, rebuilt from the calls that its model server recorded.
 
-A call follows another where its prompt begins with all that the other read and sampled; of several such, the
-longest. One chain from one beginning is the rollout. Where the calls are no such chain (two beginnings, two
-ways on, a retry of which nobody can tell which answer was used), nobody knows what the policy saw: the
-longest chain is given, to be looked at, and the sample is masked.
+A call follows another if its prompt begins with all that the other read and sampled; of several such calls,
+it follows the longest. If the calls form one chain with one start, that chain is the rollout. Otherwise (two
+starts, a branch, a retry whose used response is unknown) it is not certain what the policy saw: the longest
+chain is returned for inspection, and the sample is masked.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 RECORDED_CALLS_KEY = "recorded_model_calls"
-"""In an agent's answer: the calls of the rollout, where its items carry no tokens."""
+"""Key in a rollout: the calls of the rollout, if its items have no tokens."""
 
 
 class RecordedCall(TypedDict):
-    """What a model server kept of one call."""
+    """The tokens of one call, as a model server recorded them."""
 
     prompt_token_ids: list[int]
     generation_token_ids: list[int]
@@ -28,17 +28,17 @@ class CapturedRollout:
 
     calls: list[RecordedCall]
     mask_reason: str | None
-    """Why it must not be trained on; None where it may be."""
+    """Why it must not be trained on; None if it may be."""
 
     def items(self) -> list[dict[str, Any]]:
-        """As output items of a response, each with the tokens of its call."""
+        """Output items of a response, each with the tokens of its call."""
         part = {"type": "output_text", "text": "", "annotations": []}
         message = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
         return [{**message, "id": f"call_{number}", **call} for number, call in enumerate(self.calls)]
 
 
 def with_captured_tokens(full_result: dict[str, Any]) -> dict[str, Any]:
-    """An agent's answer whose output is rebuilt from its recorded calls, flagged where they do not fit."""
+    """The rollout with its output rebuilt from its recorded calls; masked if they are not one chain."""
     captured = rebuilt(full_result[RECORDED_CALLS_KEY])
     rest = {key: value for key, value in full_result.items() if key != RECORDED_CALLS_KEY}
     rest["response"] = {**full_result["response"], "output": captured.items()}
@@ -48,7 +48,7 @@ def with_captured_tokens(full_result: dict[str, Any]) -> dict[str, Any]:
 
 
 def rebuilt(calls: Sequence[RecordedCall]) -> CapturedRollout:
-    """The rollout that these calls, in any order, were made in."""
+    """The rollout that these calls, in any order, belong to."""
     known = _without_repeats(call for call in calls if call["generation_token_ids"])
     parents = [_parent(call, known) for call in known]
     children: dict[int, list[int]] = {}
@@ -60,14 +60,14 @@ def rebuilt(calls: Sequence[RecordedCall]) -> CapturedRollout:
     roots = [number for number in used if parents[number] is None]
     reason = None
     if len(roots) > 1:
-        reason = f"its calls begin {len(roots)} conversations"
+        reason = f"its calls start {len(roots)} conversations"
     elif len(chain) < len(used):
-        reason = "its calls branch: two of them go on from the same one"
+        reason = "its calls branch: two of them continue the same one"
     return CapturedRollout([known[number] for number in chain], reason)
 
 
 def _without_repeats(calls: Any) -> list[RecordedCall]:
-    """The same call recorded twice is one."""
+    """Each call once, also if it was recorded twice."""
     unique: dict[tuple[tuple[int, ...], tuple[int, ...]], RecordedCall] = {}
     for call in calls:
         unique.setdefault((tuple(call["prompt_token_ids"]), tuple(call["generation_token_ids"])), call)
@@ -75,7 +75,7 @@ def _without_repeats(calls: Any) -> list[RecordedCall]:
 
 
 def _parent(call: RecordedCall, calls: list[RecordedCall]) -> int | None:
-    """The call whose tokens are the longest beginning of this one's prompt."""
+    """The number of the call whose tokens are the longest prefix of this prompt."""
     prompt, best, longest = call["prompt_token_ids"], None, 0
     for number, other in enumerate(calls):
         length = len(other["prompt_token_ids"]) + len(other["generation_token_ids"])
@@ -89,7 +89,7 @@ def _parent(call: RecordedCall, calls: list[RecordedCall]) -> int | None:
 def _without_unused_retries(
     calls: list[RecordedCall], parents: list[int | None], children: dict[int, list[int]]
 ) -> list[int]:
-    """Of calls with the same prompt, the one that was gone on from; all, where that cannot be told."""
+    """Of calls with the same prompt, the one that was continued; all of them if that is not known."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, call in enumerate(calls):
         by_prompt.setdefault(tuple(call["prompt_token_ids"]), []).append(number)

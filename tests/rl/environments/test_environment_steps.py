@@ -1,4 +1,4 @@
-"""Environments of every kind are stepped alike."""
+"""Steps of every kind of environment."""
 
 import asyncio
 import subprocess
@@ -17,7 +17,7 @@ from nemo_rl.experience.failures import RolloutTimeout
 pytestmark = pytest.mark.torch
 
 
-def answers(logs: list[Any], metadata: list[Any], name: str = "plain") -> EnvironmentReturn[Any]:
+def results(logs: list[Any], metadata: list[Any], name: str = "plain") -> EnvironmentReturn[Any]:
     return EnvironmentReturn(
         observations=[{"role": "environment", "content": f"{name} {log[-1]['content']}"} for log in logs],
         metadata=[{**state, "stepped": True} for state in metadata],
@@ -43,23 +43,23 @@ class Plain:
         self.threads.add(threading.get_ident())
         time.sleep(0.005)
         self.running -= 1
-        return answers(logs, metadata, self.name)
+        return results(logs, metadata, self.name)
 
 
 class Coroutine:
     async def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
         await asyncio.sleep(0)
-        return answers(logs, metadata, "coroutine")
+        return results(logs, metadata, "coroutine")
 
 
 class Remote:
-    """As a handle of an actor looks: a method with `remote`, whose result can be awaited."""
+    """Like the handle of an actor: a method with `remote`, whose result is awaitable."""
 
     class step:
         @staticmethod
         def remote(logs: list[Any], metadata: list[Any]) -> "asyncio.Future[EnvironmentReturn[Any]]":
             future: asyncio.Future[EnvironmentReturn[Any]] = asyncio.get_running_loop().create_future()
-            future.set_result(answers(logs, metadata, "remote"))
+            future.set_result(results(logs, metadata, "remote"))
             return future
 
 
@@ -77,19 +77,19 @@ def step(
 @pytest.mark.parametrize(
     ("environment", "name"), [(Plain(), "plain"), (Coroutine(), "coroutine"), (Remote(), "remote")]
 )
-def test_plain_objects_coroutines_and_actors_give_the_same(environment: Any, name: str) -> None:
+def test_plain_objects_coroutines_and_actors_give_the_same_result(environment: Any, name: str) -> None:
     result = step({"a": environment}, ["a"], [log("x", "y")])
     assert result.observations == [{"role": "environment", "content": f"{name} y"}]
     assert result.next_stop_strings == [None] and result.answers == [None]
     assert result.rewards.tolist() == [2.0] and result.metadata == [{"row": 0, "stepped": True}]
 
 
-def test_an_environment_that_takes_the_place_of_another_is_the_one_that_is_stepped() -> None:
+def test_environment_that_replaces_another_is_the_one_that_is_stepped() -> None:
     class Unbound:
-        """Its step does not keep it alive, so that the next one may get its address."""
+        """Its step does not keep it alive, so the next one may get the same id."""
 
         def __init__(self, name: str) -> None:
-            self.step = lambda logs, metadata: answers(logs, metadata, name)
+            self.step = lambda logs, metadata: results(logs, metadata, name)
 
     task_to_env: dict[str, Any] = {}
     dispatch = EnvironmentDispatch(task_to_env)
@@ -101,7 +101,7 @@ def test_an_environment_that_takes_the_place_of_another_is_the_one_that_is_stepp
         assert step.observations[0]["content"] == f"{name} hello"
 
 
-def test_an_environment_sees_role_and_content_alone() -> None:
+def test_environment_sees_only_role_and_content() -> None:
     seen: list[Any] = []
 
     class Looking(Plain):
@@ -113,11 +113,11 @@ def test_an_environment_sees_role_and_content_alone() -> None:
     assert seen == [[{"role": "user", "content": "x"}]]
 
 
-def test_rows_of_several_tasks_go_to_their_environments_together_and_come_back_in_order() -> None:
+def test_rows_of_one_task_are_stepped_together_and_results_are_in_row_order() -> None:
     one, other = Plain("one"), Plain("other")
     logs = [log("0"), log("1", "1"), log("2"), log("3", "3", "3")]
     result = step({"a": one, "b": other, "c": Coroutine()}, ["b", "a", "c", "b"], logs)
-    assert [shown["content"] for shown in result.observations] == [
+    assert [observation["content"] for observation in result.observations] == [
         "other 0",
         "one 1",
         "coroutine 2",
@@ -134,21 +134,21 @@ def test_rewards_by_name_and_plain_rewards_do_not_mix() -> None:
             given = super().step(logs, metadata)
             return given._replace(rewards={"style": given.rewards})
 
-    with pytest.raises(AssertionError, match="one kind"):
+    with pytest.raises(AssertionError, match="a batch cannot have both"):
         step({"a": Plain(), "b": Named()}, ["a", "b"], [log("x"), log("y")])
     both = step({"a": Named(), "b": Named()}, ["b", "a", "b"], [log("x"), log("y", "y"), log("z")])
     assert both.rewards["style"].tolist() == [1.0, 2.0, 1.0]  # type: ignore[index]
 
 
-def test_a_task_without_an_environment_is_refused_before_anything_is_stepped() -> None:
+def test_task_without_an_environment_is_refused_before_any_step() -> None:
     environment = Plain()
-    with pytest.raises(ValueError, match="no environment for task 'b'; there are 'a'"):
+    with pytest.raises(ValueError, match="no environment for task 'b'; known tasks: 'a'"):
         step({"a": environment}, ["a", "b"], [log("x"), log("y")])
     assert environment.batches == []
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_a_plain_object_is_called_by_as_many_at_once_as_allowed(concurrency: int) -> None:
+def test_steps_of_a_plain_object_run_at_once_up_to_its_concurrency(concurrency: int) -> None:
     async def play(environment: Plain) -> None:
         dispatch = EnvironmentDispatch({"a": environment, "b": environment}, concurrency)
         await asyncio.gather(*(dispatch.step(["ab"[n % 2]], [log("x")], [{}]) for n in range(12)))
@@ -160,7 +160,7 @@ def test_a_plain_object_is_called_by_as_many_at_once_as_allowed(concurrency: int
     assert threading.get_ident() not in environment.threads
 
 
-def test_a_plain_object_is_called_once_at_a_time_whoever_steps_it() -> None:
+def test_plain_object_is_stepped_once_at_a_time_over_all_dispatches() -> None:
     async def play(environment: Plain) -> None:
         dispatches = [EnvironmentDispatch({"a": environment}) for _ in range(2)]
         await asyncio.gather(*(dispatches[n % 2].step(["a"], [log("x")], [{}]) for n in range(12)))
@@ -170,7 +170,7 @@ def test_a_plain_object_is_called_once_at_a_time_whoever_steps_it() -> None:
     assert environment.most_running == 1
 
 
-def test_tasks_of_one_batch_are_stepped_at_the_same_time() -> None:
+def test_tasks_of_one_batch_are_stepped_concurrently() -> None:
     async def play() -> EnvironmentReturn[Any]:
         here = asyncio.Barrier(2)
 
@@ -187,7 +187,7 @@ def test_tasks_of_one_batch_are_stepped_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [Plain, Coroutine])
-def test_a_step_that_takes_too_long_is_a_timeout(kind: Any) -> None:
+def test_step_that_takes_too_long_is_a_timeout(kind: Any) -> None:
     class Slow(kind):  # type: ignore[misc]
         def step(self, logs: list[Any], metadata: list[Any]) -> Any:
             return time.sleep(0.2) if kind is Plain else asyncio.sleep(60)
@@ -196,7 +196,7 @@ def test_a_step_that_takes_too_long_is_a_timeout(kind: Any) -> None:
         step({"a": Slow()}, ["a"], [log("x")], step_limit_s=0.02)
 
 
-def test_an_environment_need_not_say_what_it_has_nothing_to_say_of() -> None:
+def test_optional_fields_of_a_step_may_be_none() -> None:
     class Terse(Plain):
         def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
             return super().step(logs, metadata)._replace(metadata=None)  # type: ignore[arg-type]
@@ -205,41 +205,43 @@ def test_an_environment_need_not_say_what_it_has_nothing_to_say_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
-        ("observations", [], r"gave observations \[\]; it is to give one of each of 1"),
-        ("metadata", [], "gave metadata"),
-        ("terminateds", None, "gave terminateds None"),
-        ("terminateds", torch.tensor(True), "gave terminateds"),
-        ("rewards", torch.ones(2), r"rewards of shape \[2\]; it is to be \[1\]"),
+        ("observations", [], r"observations \[\]; expected one for each of 1 rows"),
+        ("metadata", [], "metadata"),
+        ("terminateds", None, "terminateds None"),
+        ("terminateds", torch.tensor(True), "terminateds"),
+        ("rewards", torch.ones(2), r"rewards of shape \[2\]; expected \[1\]"),
         ("rewards", torch.ones(1, 1), r"rewards of shape \[1, 1\]"),
         ("observations", [{"content": "x"}], "a dict of role and content"),
         ("observations", [{"role": "tool", "content": None}], "a dict of role and content"),
         ("observations", ["x"], "a dict of role and content"),
-        ("next_stop_strings", "x", "gave next_stop_strings 'x'"),
+        ("next_stop_strings", "x", "next_stop_strings 'x'"),
     ],
 )
-def test_a_step_whose_return_does_not_fit_says_what_would(field: str, value: Any, told: str) -> None:
+def test_invalid_field_of_a_step_is_named_with_what_was_expected(
+    field: str, value: Any, message: str
+) -> None:
     class Odd(Plain):
         def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
             return super().step(logs, metadata)._replace(**{field: value})
 
-    with pytest.raises(TypeError, match=f"the environment of task 'a' .*{told}"):
+    with pytest.raises(TypeError, match=f"step of the environment of task 'a' returned .*{message}"):
         step({"a": Odd()}, ["a"], [log("x")])
 
 
-def test_a_step_that_gives_something_else_is_told_what_to_give() -> None:
+def test_step_that_does_not_return_an_environment_return_is_refused() -> None:
     class Nothing(Plain):
         def step(self, logs: list[Any], metadata: list[Any]) -> Any:
             return None
 
     with pytest.raises(
-        TypeError, match=r"task 'a' gave NoneType from step; .*EnvironmentReturn\(observations"
+        TypeError, match=r"task 'a' returned NoneType; expected an EnvironmentReturn\(observations"
     ):
         step({"a": Nothing()}, ["a"], [log("x")])
 
 
-def test_an_environment_that_hangs_keeps_no_process_alive() -> None:
+def test_environment_that_hangs_does_not_keep_the_process_alive() -> None:
     code = """
 import asyncio, threading
 from nemo_rl.environments.environment_steps import EnvironmentDispatch

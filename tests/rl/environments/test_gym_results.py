@@ -1,4 +1,4 @@
-"""Answers of agents as conversations of tokens."""
+"""Rollouts of agents as message logs of tokens."""
 
 import copy
 from typing import Any
@@ -38,7 +38,7 @@ def message(
     return {"type": "message", "content": [part], **tokens(prompt, generation, log_probs)}
 
 
-def answer(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def rollout(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {
         "responses_create_params": {"input": [{"role": "user", "content": "5 6"}]},
         "response": {"id": "r", "output": list(output)},
@@ -50,7 +50,7 @@ def answer(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def two_turns(**changes: Any) -> dict[str, Any]:
     first = call([5, 6], changes.get("first", [7, 9]), changes.get("first_log_probs", [-0.1, -0.2]))
     second = message(changes.get("second_prompt", [5, 6, 7, 9, 8]), [4], [-0.3])
-    return answer(REASONING, first, TOOL_OUTPUT, second)
+    return rollout(REASONING, first, TOOL_OUTPUT, second)
 
 
 def log_of(full_result: dict[str, Any]) -> list[tuple[str, list[int]]]:
@@ -58,7 +58,7 @@ def log_of(full_result: dict[str, Any]) -> list[tuple[str, list[int]]]:
     return [(message["role"], message["token_ids"].tolist()) for message in log]
 
 
-def test_what_the_policy_read_is_the_users_and_what_it_sampled_the_assistants() -> None:
+def test_read_tokens_are_user_messages_and_sampled_tokens_assistant_messages() -> None:
     result = gym_result(two_turns(), ToyTokenizer())
     assert log_of(two_turns()) == [("user", [5, 6]), ("assistant", [7, 9]), ("user", [8]), ("assistant", [4])]
     assert all(message["content"] == "" for message in result["message_log"])
@@ -70,7 +70,7 @@ def test_what_the_policy_read_is_the_users_and_what_it_sampled_the_assistants() 
     assert {message["token_ids"].dtype for message in result["message_log"]} == {torch.int64}
 
 
-def test_texts_stand_in_the_answer_where_the_tokens_were() -> None:
+def test_full_result_has_texts_in_place_of_tokens() -> None:
     full_result = gym_result(two_turns(), ToyTokenizer())["full_result"]
     reasoning, first, tool_output, second = full_result["response"]["output"]
     assert not TOKEN_FIELDS & {*first, *second}
@@ -80,7 +80,7 @@ def test_texts_stand_in_the_answer_where_the_tokens_were() -> None:
     assert (full_result["reward"], full_result["response"]["id"]) == (1.0, "r")
 
 
-def test_answer_stays_as_it_was_and_gives_the_same_again() -> None:
+def test_input_is_not_changed_and_gives_the_same_result_again() -> None:
     given, before = two_turns(), copy.deepcopy(two_turns())
     first, second = (gym_result(given, ToyTokenizer()) for _ in range(2))
     assert given == before
@@ -88,12 +88,12 @@ def test_answer_stays_as_it_was_and_gives_the_same_again() -> None:
     assert torch.equal(flat_token_ids(first["message_log"]), flat_token_ids(second["message_log"]))
 
 
-def test_history_that_was_tokenised_again_is_refused() -> None:
+def test_retokenised_history_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"non-contiguous history.*item 3.*at token 2"):
         log_of(two_turns(second_prompt=[5, 6, 3, 9, 8]))
 
 
-def test_history_that_was_dropped_is_refused() -> None:
+def test_dropped_history_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"non-contiguous history.*at token 3"):
         log_of(two_turns(second_prompt=[5, 6, 7]))
 
@@ -105,38 +105,38 @@ def test_call_that_sampled_nothing_is_part_of_the_next_prompt() -> None:
     assert untouched == call([5, 6], [], [])
 
 
-def test_answer_without_tokens_tells_the_length_of_the_prompt_and_what_came() -> None:
+def test_error_for_a_rollout_without_tokens_says_prompt_length_and_output() -> None:
     with pytest.raises(ValueError, match=r"no generation data: the prompt has 1 items.*\['reasoning'\]"):
-        log_of(answer(REASONING))
+        log_of(rollout(REASONING))
     with pytest.raises(ValueError, match=r"no generation data: the prompt has 2 tokens.*function_call"):
-        log_of(answer(call([5, 6], [], [])))
+        log_of(rollout(call([5, 6], [], [])))
 
 
 @pytest.mark.parametrize("log_prob", [float("nan"), None])
-def test_log_probability_that_is_nan_or_its_null_in_json_is_refused(log_prob: float | None) -> None:
+def test_log_probability_that_is_nan_or_null_is_refused(log_prob: float | None) -> None:
     with pytest.raises(RuntimeError, match="item 1 of the output has NaN"):
         log_of(two_turns(first_log_probs=[-0.1, log_prob]))
 
 
 @pytest.mark.parametrize("log_probs", [[-0.1], [], None])
-def test_tokens_without_log_probabilities_of_their_own_are_refused(log_probs: Any) -> None:
+def test_tokens_without_one_log_probability_each_are_refused(log_probs: Any) -> None:
     with pytest.raises(AssertionError, match="2 sampled tokens"):
         log_of(two_turns(first_log_probs=log_probs))
 
 
 def test_tokens_without_their_prompt_are_refused() -> None:
     with pytest.raises(AssertionError, match="no prompt_token_ids"):
-        log_of(answer({"type": "message", "generation_token_ids": [4], "generation_log_probs": [0.0]}))
+        log_of(rollout({"type": "message", "generation_token_ids": [4], "generation_log_probs": [0.0]}))
 
 
 @pytest.mark.parametrize("reply", [None, [], "text", 3])
-def test_answer_that_is_no_object_is_refused(reply: Any) -> None:
-    with pytest.raises(AssertionError, match="no JSON object"):
+def test_response_that_is_not_an_object_is_refused(reply: Any) -> None:
+    with pytest.raises(AssertionError, match="not a JSON object"):
         gym_result(reply, ToyTokenizer())
 
 
 def flags(item: dict[str, Any], **markers: Any) -> tuple[bool, bool]:
-    result = gym_result(answer(item), ToyTokenizer(), OutputMarkers(**markers))
+    result = gym_result(rollout(item), ToyTokenizer(), OutputMarkers(**markers))
     assistant = result["message_log"][1]
     return assistant["is_invalid_tool_call"], assistant["has_malformed_thinking"]
 
@@ -185,7 +185,7 @@ def test_item_without_text_has_no_flag(item: dict[str, Any]) -> None:
     assert flags(item) == (False, False)
 
 
-def test_markers_can_be_those_of_another_model() -> None:
+def test_markers_are_configurable() -> None:
     assert flags(message([5], [4], [0.0], "[CALL] <think>"), tool_call=("[CALL]",), thinking=()) == (
         True,
         False,
@@ -201,10 +201,10 @@ TURNS = st.lists(
 
 @settings(deadline=None)
 @given(TURNS)
-def test_log_is_what_was_read_and_sampled_and_masks_the_sampled_alone(
+def test_log_has_all_tokens_in_order_and_only_sampled_ones_in_the_loss_mask(
     turns: list[tuple[list[int], list[int]]],
 ) -> None:
-    """However turns are, empty prompts, empty generations and items without tokens between them included."""
+    """For any turns: empty prompts, empty generations, items without tokens between them."""
     seen: list[int] = []
     mask: list[int] = []
     output: list[dict[str, Any]] = []
@@ -216,9 +216,9 @@ def test_log_is_what_was_read_and_sampled_and_masks_the_sampled_alone(
             seen = prompt + generation
     if not mask:
         with pytest.raises(ValueError, match="no generation data"):
-            log_of(answer(*output))
+            log_of(rollout(*output))
         return
-    log = gym_result(answer(*output), ToyTokenizer())["message_log"]
+    log = gym_result(rollout(*output), ToyTokenizer())["message_log"]
     assert flat_token_ids(log).tolist() == seen
     assert token_loss_mask(log).tolist() == mask
     assert [one["role"] for one in log] == ["user", "assistant"] * (len(log) // 2)
@@ -226,7 +226,7 @@ def test_log_is_what_was_read_and_sampled_and_masks_the_sampled_alone(
 
 @settings(deadline=None)
 @given(TURNS, st.data())
-def test_any_changed_token_of_the_history_is_noticed(
+def test_any_changed_token_of_the_history_is_refused(
     turns: list[tuple[list[int], list[int]]], data: st.DataObject
 ) -> None:
     seen = [5]
@@ -239,4 +239,4 @@ def test_any_changed_token_of_the_history_is_noticed(
     known = len(output[-2]["prompt_token_ids"]) + len(output[-2]["generation_token_ids"])
     last[data.draw(st.integers(0, known - 1))] += 1
     with pytest.raises(AssertionError, match="non-contiguous"):
-        log_of(answer(*output))
+        log_of(rollout(*output))

@@ -1,4 +1,4 @@
-"""The handle on NeMo Gym, with an agent that does what its rows say, hosted here."""
+"""The handle to NeMo Gym, with an embedded agent that follows the script in its rows."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ Gym = NemoGym | NemoGymBatch
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody's own folder with the agent in it."""
+    """A user's folder with the agent in it."""
     files = {"app.py": APP, "configs/playing.yaml": CONFIG}
     write_files(tmp_path / "responses_api_agents" / "playing", files)
     monkeypatch.chdir(tmp_path)
@@ -121,7 +121,7 @@ def with_gym(use: Callable[[NemoGym], Awaitable[Any]], **options: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_results_come_as_rows_are_done_and_the_last_one_tells_the_time() -> None:
+def test_results_come_as_rows_finish_and_the_last_one_has_the_times() -> None:
     async def use(gym: NemoGym) -> None:
         slow, quick, middle = row(0, takes_s=0.2), row(1), row(2, takes_s=0.1)
         given = await streamed(gym, slow, quick, middle)
@@ -140,7 +140,7 @@ def test_results_come_as_rows_are_done_and_the_last_one_tells_the_time() -> None
     with_gym(use)
 
 
-def test_batch_gives_results_in_row_order_with_the_time() -> None:
+def test_batch_returns_results_in_row_order_with_the_times() -> None:
     async def use() -> None:
         async with NemoGymBatch([CONFIG_PATH]) as gym:
             rows = [row(3, takes_s=0.05), row(1)]
@@ -159,15 +159,15 @@ def test_batch_gives_results_in_row_order_with_the_time() -> None:
     asyncio.run(use())
 
 
-def test_agent_gets_the_row_as_it_is_and_the_row_stays_so() -> None:
+def test_agent_gets_the_row_unchanged_and_the_row_is_not_modified() -> None:
     async def use(gym: NemoGym) -> None:
         given = row(4, expected="4")
         before = json.dumps(given)
         ((_, result, _),) = await streamed(gym, given)
-        answer = result["full_result"]
+        full_result = result["full_result"]
         assert json.dumps(given) == before
-        assert {key: answer[key] for key in given} == given
-        assert answer.keys() - given.keys() == {"reward", "response"}
+        assert {key: full_result[key] for key in given} == given
+        assert full_result.keys() - given.keys() == {"reward", "response"}
 
     with_gym(use)
 
@@ -183,13 +183,13 @@ def failure(**script: Any) -> Exception:
 
 
 def as_one_text(error: Exception) -> bool:
-    """It goes to another process and is the same there."""
+    """Whether it has one text and survives pickling."""
     again = pickle.loads(pickle.dumps(error))
     return type(again) is type(error) and again.args == error.args == (str(error),)
 
 
 @pytest.mark.parametrize("status", [503, 502, 429, 408])
-def test_status_that_may_pass_is_an_outage_as_one_text(status: int) -> None:
+def test_temporary_error_status_is_an_outage(status: int) -> None:
     error = failure(status=status)
     assert type(error) is GymTransportError
     assert f"POST playing/run: {status}" in str(error)
@@ -197,7 +197,7 @@ def test_status_that_may_pass_is_an_outage_as_one_text(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-def test_refusal_is_a_failure_of_the_data_as_one_text(status: int) -> None:
+def test_refusal_is_a_data_failure(status: int) -> None:
     error = failure(status=status)
     assert type(error) is RolloutDataFailure
     assert as_one_text(error)
@@ -210,26 +210,26 @@ def test_wrong_configuration_of_a_model_server_ends_the_run() -> None:
     assert isinstance(error, TERMINAL) and as_one_text(error)
 
 
-def test_kind_that_nobody_knows_leaves_it_to_the_status() -> None:
+def test_status_decides_if_the_kind_is_unknown() -> None:
     assert type(failure(kind="infrastucture")) is GymTransportError
 
 
-def test_bug_of_an_environment_is_told_as_one_and_not_as_an_outage() -> None:
+def test_bug_of_an_environment_is_a_data_failure() -> None:
     error = failure(raises="a bug")
     assert type(error) is RolloutDataFailure
     assert "a bug" in str(error)
 
 
-def test_answer_that_is_no_json_is_an_outage() -> None:
+def test_response_that_is_not_json_is_an_outage() -> None:
     error = failure(body="<html>")
     assert type(error) is GymTransportError
     assert as_one_text(error)
 
 
-def test_answer_that_is_no_object_is_refused_and_its_row_named() -> None:
+def test_response_that_is_not_an_object_is_refused_with_its_row() -> None:
     error = failure(body="[1]")
     assert type(error) is AssertionError
-    assert error.__notes__ == ["in the answer to row 0"]
+    assert error.__notes__ == ["in the response for row 0"]
 
 
 def test_row_that_takes_too_long_is_an_outage() -> None:
@@ -262,9 +262,9 @@ def test_rollout_that_is_declared_failed_raises_by_its_kind(
     assert as_one_text(error)
 
 
-def test_agent_that_nobody_serves_is_named_with_those_there_are() -> None:
+def test_unknown_agent_is_named_with_the_known_ones() -> None:
     async def use(gym: NemoGym) -> None:
-        with pytest.raises(ConfigError, match=r"'absent'; there are: playing"):
+        with pytest.raises(ConfigError, match=r"'absent'; known servers: playing"):
             await streamed(gym, row(0, agent_ref={"name": "absent"}))
         with pytest.raises(KeyError, match="agent_ref"):
             await streamed(gym, {"_rowidx": 0})
@@ -276,7 +276,7 @@ def test_agent_that_nobody_serves_is_named_with_those_there_are() -> None:
     ("status", "takes_s", "failure", "expected"),
     [(400, 100, RolloutDataFailure, [2]), (503, 0.3, GymTransportError, [2, 0])],
 )
-def test_a_refused_row_ends_the_others_and_an_outage_lets_them_finish(
+def test_refused_row_cancels_the_others_and_an_outage_lets_them_finish(
     status: int, takes_s: float, failure: type[Exception], expected: list[int]
 ) -> None:
     async def use(gym: NemoGym) -> None:
@@ -291,7 +291,7 @@ def test_a_refused_row_ends_the_others_and_an_outage_lets_them_finish(
     with_gym(use)
 
 
-def test_stream_that_is_closed_early_leaves_no_row_playing() -> None:
+def test_closing_the_stream_early_cancels_its_rows() -> None:
     async def use(gym: NemoGym) -> None:
         rows = [row(0, takes_s=100), row(1), row(2, takes_s=100)]
         async with aclosing(gym.run_rollouts(rows, ToyTokenizer(), "t")) as stream:
@@ -303,7 +303,7 @@ def test_stream_that_is_closed_early_leaves_no_row_playing() -> None:
     with_gym(use)
 
 
-def test_cancelled_batch_leaves_no_row_playing() -> None:
+def test_cancelling_a_batch_cancels_its_rows() -> None:
     async def use() -> None:
         async with NemoGymBatch([CONFIG_PATH]) as gym:
             rows = [row(0, takes_s=100), row(1, takes_s=100)]
@@ -315,7 +315,7 @@ def test_cancelled_batch_leaves_no_row_playing() -> None:
     asyncio.run(use())
 
 
-def test_no_more_rows_are_played_at_once_than_allowed_over_all_calls() -> None:
+def test_limit_of_concurrent_rows_holds_over_all_calls() -> None:
     async def use(gym: NemoGym) -> None:
         calls = [streamed(gym, *(row(rowidx, takes_s=0.01) for rowidx in range(5))) for _ in range(3)]
         await asyncio.gather(*calls)
@@ -325,10 +325,10 @@ def test_no_more_rows_are_played_at_once_than_allowed_over_all_calls() -> None:
     with_gym(use, max_concurrent_rows=2)
 
 
-def test_new_weights_go_to_the_model_server_with_their_version() -> None:
+def test_weights_are_sent_to_the_model_server_with_their_version() -> None:
     async def use(gym: NemoGym) -> None:
-        answer = await gym.load_weights("playing", Path("weights.gguf"), 3)
-        assert answer == {"loaded": {"model_path": "weights.gguf", "weight_version": 3}}
+        response = await gym.load_weights("playing", Path("weights.gguf"), 3)
+        assert response == {"loaded": {"model_path": "weights.gguf", "weight_version": 3}}
 
     with_gym(use)
 
@@ -342,7 +342,7 @@ async def opened_twice() -> AsyncIterator[NemoGym]:
         yield gym
 
 
-def test_handle_can_be_opened_again_and_says_when_it_is_not_open() -> None:
+def test_handle_can_be_reopened_and_a_closed_one_says_so() -> None:
     async def use() -> None:
         async with opened_twice() as gym:
             assert len(await streamed(gym, row(0))) == 1
@@ -352,7 +352,7 @@ def test_handle_can_be_opened_again_and_says_when_it_is_not_open() -> None:
     asyncio.run(use())
 
 
-def test_handle_can_be_opened_in_one_loop_after_another() -> None:
+def test_handle_can_be_opened_in_another_event_loop() -> None:
     gym = NemoGym([CONFIG_PATH], max_concurrent_rows=1)
 
     async def use() -> int:
@@ -371,13 +371,13 @@ def test_handle_can_be_opened_in_one_loop_after_another() -> None:
         {"config_paths": ["x.yaml"], "max_concurrent_rows": 0},
     ],
 )
-def test_handle_that_cannot_work_is_refused(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"config_paths|host:port|max_concurrent_rows"):
         NemoGym(**arguments)
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_head_server_that_is_not_there_is_named(as_text: bool) -> None:
+def test_unreachable_head_server_is_named(as_text: bool) -> None:
     port = free_port()
     address = f"127.0.0.1:{port}" if as_text else BaseServerConfig(host="127.0.0.1", port=port)
 

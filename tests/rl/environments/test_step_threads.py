@@ -1,4 +1,4 @@
-"""Threads of plain environments: who waits for whom, and who does not."""
+"""Threads of plain environments: limits, sharing, and steps that hang."""
 
 import asyncio
 import gc
@@ -15,12 +15,12 @@ from nemo_rl.environments.step_threads import IDLE_S, StepThreads, threads_of
 from nemo_rl.experience.failures import RolloutTimeout
 
 LONG_S = 30.0
-"""Nothing here takes that long unless it hangs."""
+"""Anything that takes longer hangs."""
 
 
-def wait_for(is_so: Callable[[], bool], longest_s: float = LONG_S) -> None:
-    end_s = time.monotonic() + longest_s
-    while not is_so():
+def wait_for(condition: Callable[[], bool], timeout_s: float = LONG_S) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.005)
 
@@ -33,7 +33,7 @@ def run(play: Callable[[StepThreads], Any], idle_s: float = LONG_S) -> Any:
     return asyncio.run(playing())
 
 
-def test_waiting_for_one_s_turn_does_not_count_towards_the_limit() -> None:
+def test_time_in_the_queue_does_not_count_towards_the_limit() -> None:
     async def play(threads: StepThreads) -> list[None]:
         steps = (threads.run(time.sleep, 0.05, limit_s=0.3) for _ in range(12))
         return list(await asyncio.gather(*steps))
@@ -41,7 +41,7 @@ def test_waiting_for_one_s_turn_does_not_count_towards_the_limit() -> None:
     assert run(play) == [None] * 12
 
 
-def test_step_that_hangs_past_its_limit_is_in_nobody_s_way() -> None:
+def test_step_that_hangs_past_its_limit_does_not_block_others() -> None:
     released = threading.Event()
 
     async def play(threads: StepThreads) -> Any:
@@ -57,7 +57,7 @@ def test_step_that_hangs_past_its_limit_is_in_nobody_s_way() -> None:
     assert played == "played"
 
 
-def test_result_is_not_held_back_by_a_step_behind_it_that_takes_long() -> None:
+def test_result_does_not_wait_for_a_later_slow_step() -> None:
     released = threading.Event()
 
     async def play(threads: StepThreads) -> str:
@@ -72,7 +72,7 @@ def test_result_is_not_held_back_by_a_step_behind_it_that_takes_long() -> None:
     assert run(play) == "quick"
 
 
-def test_what_a_step_raises_is_raised_and_the_end_of_an_iteration_with_what_raised_it() -> None:
+def test_error_of_a_step_is_raised_and_stop_iteration_is_wrapped() -> None:
     error = LookupError("no such page")
 
     def fail() -> None:
@@ -86,7 +86,7 @@ def test_what_a_step_raises_is_raised_and_the_end_of_an_iteration_with_what_rais
     assert isinstance(ended.value.__cause__, StopIteration)
 
 
-def test_cancelled_step_that_has_not_begun_is_not_made() -> None:
+def test_cancelled_step_that_has_not_begun_is_not_run() -> None:
     made: list[str] = []
     released = threading.Event()
 
@@ -105,7 +105,7 @@ def test_cancelled_step_that_has_not_begun_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_as_many_steps_run_at_once_as_somebody_allows(most: int) -> None:
+def test_largest_allowed_number_of_steps_run_at_once(most: int) -> None:
     lock, running, highest = threading.Lock(), 0, 0
 
     def step() -> None:
@@ -126,7 +126,7 @@ def test_as_many_steps_run_at_once_as_somebody_allows(most: int) -> None:
     assert highest == most
 
 
-def test_threads_without_work_end_and_come_back_with_it() -> None:
+def test_idle_threads_end_and_new_work_starts_new_ones() -> None:
     threads = StepThreads("environment that rests", idle_s=0.02)
 
     def alive() -> int:
@@ -141,7 +141,7 @@ class Environment:
     pass
 
 
-def test_everybody_who_has_an_environment_shares_its_threads_while_it_lives() -> None:
+def test_users_of_an_environment_share_its_threads_while_it_exists() -> None:
     one, other = Environment(), Environment()
     assert threads_of(one) is threads_of(one)
     assert threads_of(one) is not threads_of(other)
@@ -150,7 +150,7 @@ def test_everybody_who_has_an_environment_shares_its_threads_while_it_lives() ->
     wait_for(lambda: (gc.collect(), threads() is None)[1])
 
 
-def test_environment_that_was_stepped_may_go_while_its_thread_waits() -> None:
+def test_environment_can_be_collected_while_its_thread_is_idle() -> None:
     class Stepped:
         def step(self) -> str:
             return "played"
@@ -162,8 +162,8 @@ def test_environment_that_was_stepped_may_go_while_its_thread_waits() -> None:
     wait_for(lambda: (gc.collect(), gone() is None)[1], IDLE_S / 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of threads in a fork
-def test_environment_that_was_stepped_before_forking_is_stepped_in_the_fork() -> None:
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn about threads at a fork
+def test_environment_that_was_stepped_before_a_fork_can_be_stepped_in_the_child() -> None:
     threads = StepThreads("environment of two processes")
     assert asyncio.run(threads.run(os.getpid)) == os.getpid()
     child = os.fork()
@@ -175,11 +175,11 @@ def test_environment_that_was_stepped_before_forking_is_stepped_in_the_fork() ->
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_object_that_cannot_be_watched_has_threads_too() -> None:
+def test_object_without_weak_references_can_be_stepped() -> None:
     assert asyncio.run(threads_of(3).run(lambda: "played")) == "played"
 
 
-def test_loops_that_ended_are_not_kept() -> None:
+def test_closed_loops_are_not_kept_alive() -> None:
     threads = StepThreads("environment of several loops", idle_s=0.02)
     loops: list[Any] = []
 

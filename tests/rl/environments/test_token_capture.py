@@ -1,4 +1,4 @@
-"""Rollouts put together from the calls of their model server."""
+"""Rollouts rebuilt from the recorded calls of their model server."""
 
 from typing import Any
 
@@ -24,39 +24,39 @@ SECOND = call([1, 2, 3, 9, 4], [5, 9])
 THIRD = call([1, 2, 3, 9, 4, 5, 9, 6], [7, 9])
 
 
-def test_calls_in_any_order_become_the_conversation_they_were() -> None:
+def test_calls_in_any_order_are_put_in_order() -> None:
     captured = rebuilt([THIRD, FIRST, SECOND, FIRST])
     assert captured.calls == [FIRST, SECOND, THIRD] and captured.mask_reason is None
     assert [item["generation_token_ids"] for item in captured.items()] == [[3, 9], [5, 9], [7, 9]]
 
 
-def test_a_retry_that_nobody_went_on_from_is_left_out() -> None:
+def test_retry_that_was_not_continued_is_left_out() -> None:
     captured = rebuilt([call([1, 2], [8, 9]), FIRST, SECOND])
     assert captured.calls == [FIRST, SECOND] and captured.mask_reason is None
 
 
 @pytest.mark.parametrize(
-    ("calls", "why"),
+    ("calls", "reason"),
     [
         ([FIRST, SECOND, call(SECOND["prompt_token_ids"], [8, 9])], "branch"),
         ([FIRST, SECOND, call([1, 2, 3, 9, 8], [8, 9])], "branch"),
-        ([FIRST, call([50, 51], [52])], "begin 2 conversations"),
-        ([call([1, 2], [8]), call([1, 2], [7])], "begin 2 conversations"),
+        ([FIRST, call([50, 51], [52])], "start 2 conversations"),
+        ([call([1, 2], [8]), call([1, 2], [7])], "start 2 conversations"),
     ],
 )
-def test_what_cannot_be_told_is_masked(calls: list[Any], why: str) -> None:
+def test_ambiguous_calls_are_masked(calls: list[Any], reason: str) -> None:
     captured = rebuilt(calls)
-    assert captured.mask_reason is not None and why in captured.mask_reason
+    assert captured.mask_reason is not None and reason in captured.mask_reason
     assert captured.calls
 
 
-def test_calls_that_sampled_nothing_are_no_part_of_it() -> None:
+def test_calls_that_sampled_nothing_are_ignored() -> None:
     assert rebuilt([]).calls == []
     assert rebuilt([FIRST, call([1, 2], [])]).calls == [FIRST]
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=5), st.randoms())
-def test_every_chain_is_found_again(turns: list[tuple[int, int]], random: Any) -> None:
+def test_every_chain_is_rebuilt(turns: list[tuple[int, int]], random: Any) -> None:
     sequence, calls = [100], []
     for number, (observed, generated) in enumerate(turns):
         sequence = sequence + [200 + number] * observed
@@ -69,15 +69,15 @@ def test_every_chain_is_found_again(turns: list[tuple[int, int]], random: Any) -
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("calls", "is_masked"), [([SECOND, FIRST], False), ([FIRST, call([7], [8])], True)])
-def test_an_answer_without_tokens_is_rebuilt_from_its_calls_and_flagged_where_they_do_not_fit(
+def test_rollout_without_tokens_is_rebuilt_from_its_calls_and_masked_if_they_are_ambiguous(
     calls: list[Any], is_masked: bool
 ) -> None:
     from nemo_rl.environments.gym_results import gym_result
     from nemo_rl.experience.integrity import is_flagged
 
     message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
-    answer = {"reward": 1.0, "response": {"output": [message]}, "recorded_model_calls": calls}
-    result = gym_result(answer, ToyTokenizer())
+    rollout = {"reward": 1.0, "response": {"output": [message]}, "recorded_model_calls": calls}
+    result = gym_result(rollout, ToyTokenizer())
     assert is_flagged(result["full_result"]) == is_masked
     if not is_masked:
         tokens = [entry["token_ids"].tolist() for entry in result["message_log"]]
