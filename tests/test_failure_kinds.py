@@ -26,8 +26,8 @@ from nemo_gym.http import (
 from nemo_gym.records import Key, packed
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout
-from nemo_gym.rollout_collection.recording.ledger import Ledger
-from nemo_gym.rollout_collection.recording.recovery import PastFailures, read_failures
+from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
+from nemo_gym.rollout_collection.recording.recovery import PastFailures, read_failures, recover_failures
 from nemo_rl.experience.failures import (
     TERMINAL,
     GymTransportError,
@@ -111,14 +111,14 @@ def test_ledger_shows_and_counts_the_kind(kind: FailureKind) -> None:
     assert f"1 failed (1 {kind})" in str(ledger)
     assert ledger.worst() == [f"1 x {kind}: Error: scripted"]
     assert ledger.as_data()["failed"] == {kind.value: 1}
-    assert ledger.exceeds(0.5, in_flight=0, to_run=1) is EXPECTED[kind].counts_as_failure
+    assert FailureBudget(0.5, to_run=1).is_exceeded(ledger, in_flight=0) is EXPECTED[kind].counts_as_failure
 
 
 def past(kind: FailureKind, tmp_path: Path) -> PastFailures:
     path = tmp_path / "failures.jsonl"
     path.write_bytes(dispatched(kind).line() + b"\n")
-    failures, recovery = read_failures(path)
-    assert not recovery.set_aside
+    failures, recovery = recover_failures(path)
+    assert not recovery.set_aside and read_failures(path) == failures
     return failures
 
 
@@ -127,7 +127,7 @@ def test_resume_counts_by_the_rule_of_the_kind(kind: FailureKind, tmp_path: Path
     failures, expected, key = past(kind, tmp_path), EXPECTED[kind], packed(KEY)
     assert failures.data_attempts.get(key, 0) == expected.data_attempts
     assert failures.attempts.get(key, 0) == (expected.attempts if expected.counts_as_failure else 0)
-    assert failures.left_alone(max_attempts=2) == ({key: kind} if expected.data_attempts else {})
+    assert failures.spent(max_attempts=2) == ({key: kind} if expected.data_attempts else {})
 
 
 def error_in(response: ClientResponse) -> ServerCallError:
