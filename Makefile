@@ -16,6 +16,10 @@ TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 
+# Three processes keep two cores busy: whole runs spend much of their time waiting. A file stays in one process,
+# so that its tests share what they set up.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
 .PHONY: help venv demo test test-core quick grpo-copying grpo-tools soak check lint types format bench constraints clean
 
 help:  ## List the targets
@@ -53,10 +57,10 @@ demo: $(READY_DEMO)  ## Set up and collect rollouts of the calculator with a loc
 	@$(BIN)/python -m scripts.demo
 
 test: $(READY_DEV)  ## Set up and run the tests
-	@$(BIN)/python -m scripts.run_tests
+	@$(PYTEST)
 
 test-core: $(READY_CORE)  ## Set up without torch and run the tests that do not need it
-	@$(BIN)/python -m scripts.run_tests -m 'not torch'
+	@$(PYTEST) -m 'not torch'
 
 quick: $(READY_DEV)  ## Lint, types, and the tests nearest to what changed (under 90 s)
 	@$(BIN)/python -m scripts.quick_tests
