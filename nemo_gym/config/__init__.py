@@ -1,12 +1,13 @@
-"""Configuration: files and overrides become one frozen GymConfig. The only reader of environment variables.
+"""Configuration: files and overrides become one frozen GymConfig.
 
-roots, files, yaml_file    which files there are, in which order, and what stands in them
-merge, directives, resolve laying over each other; inherit_from, copy, _delete_key; interpolation
-grammar, overrides         the command line
-fields, blocks, references validation, of a command's fields and of servers
-load, gym_config           the whole way, and its result
-ports, secrets             what is done with the result
-current, parser            the published accessors of `nemo_gym.global_config`
+roots, files, yaml_file     find and read the files, in the order in which they override each other
+merge, directives           deep merge; inherit_from, copy, _delete_key
+resolve, unresolved         interpolation, and why one has no value
+grammar, overrides          the command line
+validation, blocks, references   checks of fields, of server blocks, and of references between servers
+load, gym_config            all of this in order, and its result
+ports, secrets, instances   free ports, hidden secrets, the servers of a configuration
+current, parser             the published accessors of `nemo_gym.global_config`
 """
 
 from nemo_gym.config.global_keys import DEFAULT_HEAD_SERVER_PORT, DEFAULT_HOST

@@ -1,7 +1,7 @@
 """Which top-level keys are servers, and whether their blocks are valid.
 
-A block that looks like a server and is none (an almost-server) is reported with all that is wrong with it;
-it is never taken for one.
+A block that looks like a server but is not valid (an almost-server) is reported with all its errors. It is
+never treated as a server.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from nemo_gym.types import SERVER_KINDS, ServerKind
 
 
 class ServerBlock(BaseModel):
-    """What is checked of every block: `BaseRunServerConfig` before host and port are known."""
+    """The fields checked in every block: `BaseRunServerConfig` before host and port are known."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -43,7 +43,7 @@ class FoundServers:
 
 
 def find_servers(values: Mapping[str, Any], origins: Origins) -> FoundServers:
-    """All servers in the order of the files, and all blocks that nearly are."""
+    """All servers in the order of the files, and all almost-servers."""
     paths: list[InstancePath] = []
     almost: list[AlmostServer] = []
     for name, value in values.items():
@@ -59,7 +59,7 @@ def find_servers(values: Mapping[str, Any], origins: Origins) -> FoundServers:
 
 
 def _server_path(name: str, value: Mapping[str, Any], origins: Origins) -> InstancePath | None:
-    """Where the block of this instance stands; its implementation is empty if there is none."""
+    """The path of this instance's block; its implementation is empty if the block names none."""
     kinds: list[ServerKind] = [kind for kind in SERVER_KINDS if kind in value]
     if not kinds:
         return None
@@ -67,7 +67,7 @@ def _server_path(name: str, value: Mapping[str, Any], origins: Origins) -> Insta
     if len(blocks) > 1 or len(kinds) > 1:
         found = ", ".join(f"{kind}/{block}" for kind, block in blocks) or ", ".join(kinds)
         raise ConfigError(
-            f"two instances with one name: {name!r} is {found}{defined_in(name, origins)}; "
+            f"two instances have the same name: {name!r} is {found}{defined_in(name, origins)}; "
             f"rename one of them, or remove one with ~{name}.{'.'.join(blocks[0] if blocks else kinds[:1])}"
         )
     return InstancePath(name, *blocks[0]) if blocks else InstancePath(name, kinds[0], "")
@@ -80,10 +80,10 @@ def _implementations(value: object) -> list[str]:
 def _block_problems(path: InstancePath, value: Mapping[str, Any]) -> list[str]:
     if not path.implementation:
         example = f"{path.kind}: {{<implementation>: {{entrypoint: app.py}}}}"
-        return [f"{path.name}.{path.kind}: names no implementation; write {example}"]
+        return [f"{path.name}.{path.kind}: has no implementation; write {example}"]
     block = value[path.kind][path.implementation]
     if not isinstance(block, Mapping):
-        return [f"{path}: is {block!r}, not a mapping; it needs at least `entrypoint: app.py`"]
+        return [f"{path}: {block!r} is not a mapping; it needs at least `entrypoint: app.py`"]
     return [*_field_problems(path, block), *_domain_problems(path, block), *_dataset_problems(path, block)]
 
 
@@ -99,8 +99,8 @@ def _domain_problems(path: InstancePath, block: Mapping[str, Any]) -> Iterator[s
     domain = block.get("domain")
     if path.kind == "resources_servers" and not (isinstance(domain, str) and domain):
         known = ", ".join(Domain)
-        state = "required and not set" if domain in (None, "") else f"{domain!r} is not allowed"
-        yield f"{path}.domain: {state}; any text, usually one of {known}"
+        state = "required but not set" if domain in (None, "") else f"{domain!r} is not allowed"
+        yield f"{path}.domain: {state}; write any text, usually one of {known}"
 
 
 def _dataset_problems(path: InstancePath, block: Mapping[str, Any]) -> Iterator[str]:
@@ -116,7 +116,9 @@ def _dataset_problems(path: InstancePath, block: Mapping[str, Any]) -> Iterator[
 
 def _misspelt_kinds(name: str, value: Mapping[str, Any]) -> list[str]:
     if _holds_block(value) and close_matches(name, SERVER_KINDS, 0.8):
-        return [f"{name}: stands at the top level; put it below an instance name, my_server: {{{name}: ...}}"]
+        return [
+            f"{name}: not allowed at the top level; put it under an instance name, my_server: {{{name}: ...}}"
+        ]
     misspelt = (
         (key, close_matches(str(key), SERVER_KINDS, 0.8)) for key in value if _holds_block(value[key])
     )
@@ -136,6 +138,6 @@ def almost_server_message(almost: Sequence[AlmostServer], origins: Origins) -> s
     lines = (f"{line}{defined_in(server.name, origins)}" for server in almost for line in server.problems)
     names = ", ".join(server.name for server in almost)
     return (
-        f"{names}: looks like a server and does not validate:{listed(lines)}\n"
-        "correct it, or pass +error_on_almost_servers=false to leave it out"
+        f"{names}: looks like a server but is not valid:{listed(lines)}\n"
+        "correct it, or ignore it with +error_on_almost_servers=false"
     )

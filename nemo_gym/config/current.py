@@ -1,4 +1,4 @@
-"""The configuration of this process, for code that asks for it instead of being given it."""
+"""The configuration of this process, for code that does not get one as an argument."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ class _Holder:
 
 
 _holders = [_Holder()]
-"""The last is the current one; above the first stand those of the servers that are open, in their order."""
+"""The last one is current. The first belongs to the process, the others to open servers, in order."""
 
 
 def set_global_config_dict(values: "DictConfig | Mapping[str, Any] | None") -> None:
-    """Makes this the configuration of the process; None forgets it."""
+    """Set the configuration of the process; None clears it."""
     from omegaconf import DictConfig
 
     if values is None or isinstance(values, DictConfig):
@@ -35,7 +35,7 @@ def set_global_config_dict(values: "DictConfig | Mapping[str, Any] | None") -> N
 
 @contextmanager
 def global_config_dict(values: "DictConfig") -> "Iterator[None]":
-    """Makes this the configuration of the process meanwhile; several may be left in any order."""
+    """Set the configuration of the process inside a block. Nested blocks may end in any order."""
     holder = _Holder(values)
     _holders.append(holder)
     try:
@@ -52,7 +52,7 @@ def get_global_config_dict(
     global_config_dict_parser_config: GlobalConfigDictParserConfig | None = None,
     global_config_dict_parser_cls: type[GlobalConfigDictParser] = GlobalConfigDictParser,
 ) -> "DictConfig":
-    """The configuration of the process; if there is none yet, that of its command line, from then on."""
+    """The configuration of the process. If there is none yet, it is read from the command line and kept."""
     holder = _holders[-1]
     if holder.values is None:
         holder.values = global_config_dict_parser_cls().parse(global_config_dict_parser_config)
@@ -67,5 +67,5 @@ def get_hf_token() -> str | None:
 
 
 def get_wandb_run() -> Any | None:
-    """The W&B run that is active in this process; None where W&B is not even loaded."""
+    """The active W&B run of this process; None if W&B is not loaded."""
     return getattr(sys.modules.get("wandb"), "run", None)

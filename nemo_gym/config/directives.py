@@ -1,7 +1,7 @@
-"""`inherit_from`, `copy` and `_delete_key`, carried out on the merged plain data.
+"""The directives `inherit_from`, `copy` and `_delete_key`, applied to the merged data.
 
-Every directive sees its source as it is with the source's own directives carried out. Sources that were
-inherited from are removed at the end, so any number of nodes may inherit from one.
+The directives of a source are applied before the source is used. Inherited sources are removed at the end, so
+any number of nodes may inherit from one.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ _DIRECTIVE_KEYS = (*_SOURCE_KEYS, DELETE_KEY)
 
 
 def apply_directives(values: dict[str, Any], origins: Origins | None = None) -> dict[str, Any]:
-    """The data with all directives carried out; the argument is left as it was."""
+    """The data with all directives applied; the argument is not changed."""
     expansion = _Expansion(values, origins or {})
     expanded: dict[str, Any] = expansion.expand((), values)
     for source in expansion.moved:
@@ -33,7 +33,7 @@ def apply_directives(values: dict[str, Any], origins: Origins | None = None) -> 
 
 
 def delete_path(values: dict[str, Any], dotted: str) -> dict[str, Any]:
-    """`~a.b`. Below a node that inherits, the deletion waits until the inheritance is carried out."""
+    """`~a.b`. Inside a node that inherits, the deletion is applied after the inheritance."""
     remaining: dict[str, Any] = _delete(values, tuple(dotted.split(".")), dotted, f"~{dotted}")
     return remaining
 
@@ -47,13 +47,13 @@ class _Expansion:
         self._open: list[Path] = []
 
     def expand(self, path: Path, node: Any) -> Any:
-        """The node with all directives in it carried out."""
+        """The node with all directives in it applied."""
         if path in self._done:
             return self._done[path]
         if path in self._open:
             chain = [*self._open[self._open.index(path) :], path]
             names = " -> ".join(dotted(link) or "the whole configuration" for link in chain)
-            raise ConfigError(f"inherit_from / copy go round in a circle: {names}; break one of these links")
+            raise ConfigError(f"circular inherit_from / copy: {names}; remove one of these links")
         self._open.append(path)
         self._done[path] = self._expand(path, node)
         self._open.pop()
@@ -66,12 +66,12 @@ class _Expansion:
         if not isinstance(node, dict):
             return node
         local = {k: self.expand((*path, k), v) for k, v in node.items() if k not in _DIRECTIVE_KEYS}
-        result = self._laid_over_sources(path, node, local)
+        result = self._merged_with_sources(path, node, local)
         for name in delete_names(node.get(DELETE_KEY, [])):
             result = _delete(result, tuple(name.split(".")), name, self._where((*path, DELETE_KEY)))
         return result
 
-    def _laid_over_sources(self, path: Path, node: dict[str, Any], local: dict[str, Any]) -> Any:
+    def _merged_with_sources(self, path: Path, node: dict[str, Any], local: dict[str, Any]) -> Any:
         sources = [self._source(path, key, node[key]) for key in _SOURCE_KEYS if key in node]
         if not sources:
             return local
@@ -79,7 +79,7 @@ class _Expansion:
         if local and not isinstance(result, dict):
             kind = type(result).__name__
             raise ConfigError(
-                f"{self._where(path)}: keys cannot be laid over an inherited {kind}; remove {[*local]}"
+                f"{self._where(path)}: keys cannot be merged into an inherited {kind}; remove {[*local]}"
             )
         return deep_merge(result, local) if local else result
 
@@ -100,12 +100,12 @@ class _Expansion:
                 inside = f" in {dotted(path)}" if path else ""
                 names = map(str, node) if isinstance(node, dict) else ()
                 hint = did_you_mean(part, (name for name in names if name not in _DIRECTIVE_KEYS))
-                raise InheritPathNotFoundError(f"{where}: there is no {part!r}{inside}; {hint}")
+                raise InheritPathNotFoundError(f"{where}: {part!r} not found{inside}; {hint}")
             path = (*path, key)
         return path
 
     def _value(self, path: Path) -> Any:
-        """The expanded node. Below a directive it exists only inside what that directive produced."""
+        """The expanded node. Below a directive, it exists only in the result of that directive."""
         for length in range(1, len(path)):
             if self._is_directive(path[:length]):
                 node = self.expand(path[:length], self._raw(path[:length]))
@@ -140,7 +140,7 @@ def step(node: Any, part: str) -> str | int | None:
 
 
 def _without(node: Any, path: Path) -> Any:
-    """The data without one node, and without the mappings that held nothing else."""
+    """The data without one node, and without mappings that are empty then."""
     if not isinstance(node, dict) or path[0] not in node:
         return node
     rest = {key: value for key, value in node.items() if key != path[0]}
@@ -161,7 +161,7 @@ def _delete(node: Any, parts: tuple[str, ...], name: str, where: str) -> Any:
         return deep_merge(node, {DELETE_KEY: ".".join(parts)})
     if not isinstance(node, dict) or parts[0] not in node:
         keys = map(str, node) if isinstance(node, dict) else ()
-        raise ConfigError(f"{where}: there is no key {name!r} to delete; {did_you_mean(parts[0], keys)}")
+        raise ConfigError(f"{where}: no key {name!r} to delete; {did_you_mean(parts[0], keys)}")
     if len(parts) == 1:
         return {key: value for key, value in node.items() if key != parts[0]}
     return {**node, parts[0]: _delete(node[parts[0]], parts[1:], name, where)}

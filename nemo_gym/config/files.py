@@ -1,7 +1,7 @@
-"""The files of a configuration: which there are, and in which order they are laid over each other.
+"""The files of a configuration, in the order in which they override each other.
 
-The order is such that every file comes after all files it names (so it overrides them), and otherwise
-later siblings come after earlier ones. A file that is reached twice takes part once.
+A file comes after all files that it names, so it overrides them; otherwise the order of the names counts. A
+file that is named twice is used once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class ConfigFile:
 
 @dataclass(frozen=True)
 class FileSet:
-    """Loads files and what they name, lowest first."""
+    """Loads files and the files that they name, lowest first."""
 
     roots: Sequence[Path]
     fill_in: FillIn
@@ -41,7 +41,7 @@ class FileSet:
     def _add(self, path: Path, chain: tuple[Path, ...]) -> None:
         if path in chain:
             names = " -> ".join(map(str, (*chain[chain.index(path) :], path)))
-            raise ConfigError(f"config_paths go round in a circle: {names}; remove one of these entries")
+            raise ConfigError(f"circular config_paths: {names}; remove one of these entries")
         if path in self.files:
             return
         values = load_yaml_file(path)
@@ -65,7 +65,7 @@ def without_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def path_list(value: object, source: str) -> list[str]:
-    """What may stand in `config_paths`: nothing, one path, or a list of paths."""
+    """The value of `config_paths` as a list: it may be empty, one path, or a list of paths."""
     if value is None or value == "":
         return []
     paths = [value] if isinstance(value, str | Path) else value
@@ -77,7 +77,7 @@ def path_list(value: object, source: str) -> list[str]:
 def _not_found(path: str | Path, named_by: str, roots: Sequence[Path]) -> str:
     close = find_close_files(path, roots)
     hint = f"did you mean {' or '.join(map(str, close))}?" if close else "check the spelling"
-    searched = "" if Path(path).expanduser().is_absolute() else f"; searched under{listed(map(str, roots))}\n"
+    searched = "" if Path(path).expanduser().is_absolute() else f"; searched in{listed(map(str, roots))}\n"
     return (
         f"config path {str(path)!r}, named by {named_by}: no such file{searched or '; '}"
         f"{hint} (more folders to search: NEMO_GYM_EXTRA_ROOTS)"

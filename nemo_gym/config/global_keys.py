@@ -19,17 +19,17 @@ class GymSettings(BaseModel, use_attribute_docstrings=True):
     """Settings of the whole configuration."""
 
     head_server: HeadServerSettings = HeadServerSettings()
-    """Where the head server listens."""
+    """Address of the head server."""
     default_host: str = DEFAULT_HOST
-    """Host of every server that names none."""
+    """Host of every server whose block sets none."""
     port_range_low: int = Field(default=PORT_RANGE_LOW, ge=1, le=65535)
-    """Lowest port that is given to a server."""
+    """Lowest port to assign to a server."""
     port_range_high: int = Field(default=PORT_RANGE_HIGH, ge=1, le=65535)
-    """Highest port that is given to a server."""
+    """Highest port to assign to a server."""
     disallowed_ports: list[int] = Field(default_factory=list)
-    """Ports that are never given to a server."""
+    """Ports that are never assigned to a server."""
     error_on_almost_servers: bool = True
-    """Whether a block that looks like a server and is none stops the command."""
+    """Whether a block that looks like a server but is not valid is an error; otherwise it is ignored."""
 
     plain_http_client: bool = True
     """Whether calls over HTTP may use the plain HTTP client; without it aiohttp sends all of them."""

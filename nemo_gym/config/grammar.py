@@ -1,6 +1,6 @@
-"""Values of overrides: Hydra's override grammar, with a short way round its parser for plain values.
+"""Values of overrides: Hydra's override grammar, with a short cut for plain values.
 
-The parser takes about a millisecond a value, and a tenth of a second to import.
+Hydra's parser takes a tenth of a second to import and about a millisecond per value.
 """
 
 import re
@@ -25,16 +25,16 @@ _NAMED_FLOATS = ("nan", "inf")
 class Parsed:
     value: Any
     literal: bool = False
-    """Whether the text stands for itself: the grammar rejects it, or sweeps over it."""
+    """Whether the value is the text itself, because the grammar rejects it or reads it as a sweep."""
 
 
 def parse_value(text: str) -> Parsed:
-    """What the grammar makes of a value."""
+    """The value of a text according to the grammar."""
     return parse_plain(text) or parse_by_grammar(text)
 
 
 def parse_plain(text: str) -> Parsed | None:
-    """The same for plain words, numbers and lists of them; None if the parser has to decide."""
+    """The same for plain words, numbers and lists of them; None if the parser is needed."""
     scalar = _plain_scalar(text)
     if scalar is not None:
         return scalar

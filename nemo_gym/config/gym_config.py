@@ -1,4 +1,4 @@
-"""The configuration once it is read: frozen, resolved, validated."""
+"""The result of reading a configuration: frozen, resolved, validated."""
 
 import json
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ class GymConfig:
     """One merged and resolved configuration and the servers in it."""
 
     data: dict[str, Any] = field(repr=False)  # secrets must not show in a log or a traceback
-    """Everything, as plain data. Not to be changed; see `with_layer`."""
+    """All values, as plain data. Must not be changed; see `with_layer`."""
     servers: tuple[ServerInstance, ...]
     """In the order of the files."""
     texts: Mapping[str, str] = field(repr=False)
-    """What was typed on the command line, by dotted key."""
+    """The texts typed on the command line, by dotted key."""
     config_paths: tuple[Path, ...]
     """Every file that was read, lowest first."""
     file_keys: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ class GymConfig:
 
     @cached_property
     def values(self) -> "DictConfig":
-        """Everything, as a read-only DictConfig (built when first asked for: OmegaConf is slow to load)."""
+        """All values, as a read-only DictConfig. Built when first used, because OmegaConf is slow to load."""
         return frozen_dictconfig(self.data)
 
     @cached_property
@@ -49,7 +49,7 @@ class GymConfig:
 
     @property
     def known_keys(self) -> frozenset[str]:
-        """Top-level keys that are nobody's misspelling: what the files define, and this package's own."""
+        """Top-level keys that are certainly not misspelt: those in the files, and those of this package."""
         return self.file_keys | {CONFIG_PATHS_KEY_NAME, *GymSettings.model_fields}
 
     @cached_property
@@ -58,7 +58,7 @@ class GymConfig:
 
     @cached_property
     def secrets(self) -> frozenset[str]:
-        """The texts that must not be shown, for `redact`."""
+        """Texts that must not be shown, for `redact`."""
         return secret_values(self.data)
 
     def server(self, name: str) -> ServerInstance:
@@ -69,7 +69,7 @@ class GymConfig:
         raise ServerRefNotFoundError(f"no server {name!r} in the configuration; {hint}")
 
     def masked(self) -> dict[str, Any]:
-        """Everything, with `****` for every secret."""
+        """All values, with `****` for every secret."""
         masked: dict[str, Any] = mask_secrets(self.data)
         return masked
 
@@ -83,7 +83,7 @@ class GymConfig:
         return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True)
 
     def with_layer(self, values: Mapping[str, Any]) -> "GymConfig":
-        """The same with nested values laid over it; a key may contain dots."""
+        """A copy with nested values merged into it; a key may contain dots."""
         return self._with_data(deep_merge(self.data, plain_data(values)))
 
     def _with_data(self, data: dict[str, Any]) -> "GymConfig":
@@ -91,7 +91,7 @@ class GymConfig:
 
 
 def dump_config(config: GymConfig) -> bytes:
-    """The whole configuration, secrets included, as JSON: for a child process, never for a file or a log."""
+    """The whole configuration as JSON, with secrets: for a child process, never for a file or a log."""
     return _encode(
         {
             "data": config.data,
@@ -104,7 +104,7 @@ def dump_config(config: GymConfig) -> bytes:
 
 
 def config_from_bytes(data: bytes) -> GymConfig:
-    """The configuration that `dump_config` wrote."""
+    """The configuration from the output of `dump_config`."""
     fields = json.loads(data, object_hook=_unpaired)
     paths = [InstancePath(*path) for path in fields["servers"]]
     return GymConfig(
@@ -130,7 +130,7 @@ def _encode(data: Any) -> bytes:
 
 
 def _paired(value: Any) -> Any:
-    """Mappings with keys that JSON would turn into text, as lists of pairs."""
+    """The data with every mapping that has keys other than strings as a list of pairs, for JSON."""
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: _paired(item) for key, item in value.items()}

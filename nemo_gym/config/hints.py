@@ -1,4 +1,4 @@
-"""What to say beside a name that is not known: the close matches, or everything there is."""
+"""Hints for error messages about an unknown name: close matches, or all known names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,23 +15,23 @@ def close_matches(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> 
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """`did you mean a or b?`, else the candidates, else that there are none."""
+    """`did you mean a or b?` if there are close matches, else a list of the candidates."""
     known = sorted(set(candidates))
     close = close_matches(name, known)
     if close:
         return f"did you mean {' or '.join(close)}?"
     if not known:
-        return "there are none"
+        return "none are defined"
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return f"there are: {', '.join(known[:_SHOWN])}{more}"
+    return f"known: {', '.join(known[:_SHOWN])}{more}"
 
 
 def defined_in(key: object, origins: Origins) -> str:
-    """` (in a.yaml)`: where the top-level key comes from; nothing if that is not known."""
+    """` (in a.yaml)`: the source of a top-level key; empty if it is not known."""
     sources = origins.get(str(key), ())
     return f" (in {' and '.join(sources)})" if sources else ""
 
 
 def listed(lines: Iterable[str]) -> str:
-    """One indented line each, for an error that reports several things at once."""
+    """Indented lines, for an error that reports several things at once."""
     return "".join(f"\n  {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""Server instances: what a resolved configuration says about each server."""
+"""Server instances: the settings of each server in a resolved configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class ServerInstance:
     entrypoint: str
     """The module in that folder, `app.py`."""
     settings: dict[str, Any] = field(repr=False)
-    """The implementation's block, as plain resolved data. Not to be changed."""
+    """The implementation's block, as plain resolved data. Must not be changed."""
     host: str
     port: int | None
     """None until `assign_ports` has picked one."""
@@ -26,13 +26,13 @@ class ServerInstance:
 
     @property
     def path(self) -> str:
-        """Where its block stands in the configuration, as a dotted key."""
+        """The dotted key of its block in the configuration."""
         return f"{self.name}.{self.kind}.{self.implementation}"
 
 
 @dataclass(frozen=True)
 class InstancePath:
-    """Where the block of an instance stands: `<name>.<kind>.<implementation>`."""
+    """The place of an instance's block: `<name>.<kind>.<implementation>`."""
 
     name: str
     kind: ServerKind
@@ -43,7 +43,7 @@ class InstancePath:
 
 
 def instance_at(values: Mapping[str, Any], path: InstancePath, default_host: str) -> ServerInstance:
-    """The instance whose (valid) block stands at this path."""
+    """The instance whose (valid) block is at this path."""
     settings = values[path.name][path.kind][path.implementation]
     port = settings.get("port")
     return ServerInstance(
@@ -59,7 +59,7 @@ def instance_at(values: Mapping[str, Any], path: InstancePath, default_host: str
 
 
 def is_instance(value: object) -> bool:
-    """Whether a top-level value is a server's."""
+    """Whether a top-level value defines a server."""
     return isinstance(value, Mapping) and any(kind in value for kind in SERVER_KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Reading a configuration: files, env.yaml and overrides, from low to high, become one GymConfig."""
+"""Reads a configuration: files, env.yaml and overrides, from lowest to highest, become one GymConfig."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -31,17 +31,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything a configuration is made of."""
+    """All sources of a configuration."""
 
     config_paths: Sequence[str]
     overrides: Overrides
     env_path: Path | None
-    """env.yaml, whether or not it exists; None: not read at all."""
+    """env.yaml, which need not exist; None if it is not to be read."""
     working_dir: Path
     defaults: Mapping[str, Any]
 
     def first_paths(self, env: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """The config paths of the first source that names any, with the name of that source."""
+        """The name and the config paths of the first source that has any."""
         named = (
             (COMMAND_LINE, self.overrides.values.get(CONFIG_PATHS_KEY_NAME)),
             (str(self.env_path), env.get(CONFIG_PATHS_KEY_NAME)),
@@ -53,7 +53,7 @@ class Sources:
 
 
 class _Layers:
-    """Values laid over each other, remembering who defined each top-level key."""
+    """Merged values, with the sources of each top-level key."""
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         self.values: dict[str, Any] = dict(defaults)
@@ -72,8 +72,8 @@ def load_config(
     working_dir: Path | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> GymConfig:
-    """From low to high: `defaults`, the files of `config_paths` (here and in the overrides; failing both,
-    those that env.yaml names), env.yaml in the working directory, the overrides."""
+    """Merge, from lowest to highest: `defaults`, the files of `config_paths`, env.yaml in the working
+    directory, the overrides. `config_paths` in the overrides are added; without any, env.yaml's are used."""
     folder = working_dir or Path.cwd()
     paths = path_list(config_paths, COMMAND_LINE)
     given = plain_data(defaults or {})
@@ -105,7 +105,7 @@ def load_sources(sources: Sources) -> GymConfig:
 def _finished(
     layers: _Layers, named: list[str], texts: Mapping[str, str], paths: tuple[Path, ...]
 ) -> GymConfig:
-    """Directives, then interpolation, then validation, then references."""
+    """Apply directives, then interpolation, then validation, then check references."""
     file_keys = frozenset(key for key, sources in layers.origins.items() if sources != [COMMAND_LINE])
     data = resolve(apply_directives(layers.values, layers.origins), layers.origins)
     settings = validate_fields(GymSettings, data, texts, known=file_keys)
@@ -124,5 +124,5 @@ def _servers(
         message = almost_server_message(found.almost, origins)
         if settings.error_on_almost_servers:
             raise AlmostServerError(message)
-        _log.warning("left out: %s", message)
+        _log.warning("ignored: %s", message)
     return tuple(instance_at(data, path, settings.default_host) for path in found.paths)

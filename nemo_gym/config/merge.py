@@ -1,4 +1,4 @@
-"""Deep merge of plain data. Mappings merge, everything else is replaced; neither side is changed."""
+"""Deep merge of plain data. Mappings are merged, everything else is replaced; no argument is changed."""
 
 import re
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ _KEY_OF = {"inherit_from": INHERIT_KEY, "copy": COPY_KEY}
 
 
 def directive_mapping(value: object) -> dict[str, Any] | None:
-    """`${inherit_from:a.b}` as the mapping that says the same, None for anything else."""
+    """`${inherit_from:a.b}` as the equivalent mapping; None for anything else."""
     match = _DIRECTIVE.fullmatch(value.strip()) if isinstance(value, str) else None
     return {_KEY_OF[match[1]]: match[2]} if match else None
 
 
 def deep_merge(base: Any, top: Any) -> Any:
-    """`top` laid over `base`. A `???` on top never hides a value below it."""
+    """`base` with `top` merged into it. A `???` in `top` never replaces a value."""
     if isinstance(top, str) and top == MISSING:
         return base
     if not isinstance(top, dict):
@@ -34,7 +34,7 @@ def deep_merge(base: Any, top: Any) -> Any:
 
 
 def delete_names(value: object) -> list[str]:
-    """The keys a `_delete_key` names: `x,y` or a list."""
+    """The keys in a `_delete_key`: `x,y` or a list."""
     names = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     return [name for name in (str(name).strip() for name in names) if name]
 
@@ -47,7 +47,7 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
 
 
 def merge_dotted(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes with dotted keys laid over nested data, one after the other."""
+    """Nested data with changes merged into it, one after the other; their keys may be dotted."""
     merged = dict(base)
     for dotted, value in changes.items():
         merged = _merge_mappings(merged, nested(dotted, value))
@@ -65,7 +65,7 @@ def _merge_mappings(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]
 
 
 def _without_pending_deletes(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """A key that is deleted below and set again above is set: its deletion has been carried out here."""
+    """Apply the deletion of keys that `top` sets again, so that they end up set."""
     pending = delete_names(base[DELETE_KEY])
     kept = {key: value for key, value in base.items() if not (key in pending and key in top)}
     return {**kept, DELETE_KEY: [name for name in pending if name not in top]}
@@ -76,12 +76,10 @@ def _is_index(key: object) -> bool:
 
 
 def _merge_items(base: list[Any], top: dict[str, Any]) -> list[Any]:
-    """`a.0=x`: an item of a list, addressed by its position."""
+    """`a.0=x`: replace an item of a list by its position."""
     items = list(base)
     for key, value in top.items():
         if int(key) >= len(items):
-            raise ConfigError(
-                f"there is no item {key} in a list of {len(items)}; give the whole list instead"
-            )
+            raise ConfigError(f"no item {key} in a list of {len(items)} items; set the whole list instead")
         items[int(key)] = deep_merge(items[int(key)], value)
     return items

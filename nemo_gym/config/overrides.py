@@ -25,13 +25,13 @@ _EXAMPLE = "write +key=value, --key value or ~key, for example +limit=3"
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line, or a Python caller, lays over the files."""
+    """Values from the command line or a Python caller that override the files."""
 
     values: dict[str, Any] = field(default_factory=dict, repr=False)
     deletions: tuple[str, ...] = ()
-    """Dotted keys to delete before `values` are laid over the files."""
+    """Dotted keys to delete before `values` are merged in."""
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The text of every value as it was typed, by dotted key."""
+    """The text of every value as typed, by dotted key."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class _Argument:
 def parse_arguments(
     argv: Sequence[str], string_fields: Collection[str] = (), flag_fields: Collection[str] = ()
 ) -> Overrides:
-    """Arguments in order; of two that set one key the later wins. For the fields that are strings the text
-    is taken as it stands wherever the grammar would reject it or make it something else."""
+    """The arguments as overrides; if two set the same key, the later one wins. The value of a field in
+    `string_fields` is its text unchanged if the grammar rejects it or reads it as something else."""
     values: dict[str, Any] = {}
     texts: dict[str, str] = {}
     deletions: list[str] = []
@@ -89,12 +89,12 @@ def _is_string_key(key: str) -> bool:
 
 
 def _paths(text: str) -> Any:
-    """`[a,b]`, `a,b` or one path; what the grammar rejects (`~`, spaces, …) is a path like any other."""
+    """The paths in `[a,b]`, `a,b` or `a`. Texts that the grammar rejects (`~`, spaces, …) are valid paths."""
     parsed = parse_value(text)
     if not parsed.literal:
         return parsed.value
     if text.startswith("[") != text.endswith("]"):
-        raise ConfigSyntaxError(f"config_paths: {text!r} is half a list; write [a.yaml,b.yaml]")
+        raise ConfigSyntaxError(f"config_paths: {text!r} has an unmatched bracket; write [a.yaml,b.yaml]")
     inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     parts = (part.strip() for part in inside.split(","))
     return [part[1:-1] if is_quoted(part) else part for part in parts if part]
@@ -119,7 +119,7 @@ def _arguments(argv: Sequence[str], flag_fields: Collection[str]) -> Iterator[_A
 
 
 def _option_value(key: str, following: str | None, flag_fields: Collection[str]) -> str | None:
-    """The argument after `--key` if it is its value, None if `--key` stands alone."""
+    """The argument after `--key` if it is its value; None if `--key` has no value."""
     if following is None or following.startswith("--") or re.match(r"\+{1,2}[^=\s]+=", following):
         return None
     if key in flag_fields and following.lower() not in _FLAG_VALUES:
@@ -136,7 +136,7 @@ def _override(source: str) -> _Argument:
     if source.startswith("~"):
         key, equals, _ = source[1:].partition("=")
         if equals:
-            raise ConfigSyntaxError(f"argument {_shown(source)}: a deletion takes no value; write ~{key}")
+            raise ConfigSyntaxError(f"argument {_shown(source)}: a deletion has no value; write ~{key}")
         return _Argument(_checked(source, key), None)
     key, equals, text = source.partition("=")
     if not equals:
@@ -148,7 +148,7 @@ def _checked(source: str, key: str) -> str:
     if not key:
         raise ConfigSyntaxError(f"argument {_shown(source)} has no key; {_EXAMPLE}")
     if not _KEY.fullmatch(key):
-        raise ConfigSyntaxError(f"argument {_shown(source)}: {key!r} is not a key (dotted names); {_EXAMPLE}")
+        raise ConfigSyntaxError(f"argument {_shown(source)}: {key!r} is not a valid key; {_EXAMPLE}")
     return key
 
 

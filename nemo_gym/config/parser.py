@@ -1,4 +1,4 @@
-"""The published way to a configuration: a parser object that gives a DictConfig."""
+"""The published configuration parser, which returns a DictConfig."""
 
 import sys
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class GlobalConfigDictParserConfig(BaseModel, use_attribute_docstrings=True):
-    """What a parser reads."""
+    """The sources that a parser reads."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     dotenv_path: Path | None = None
-    """Read instead of env.yaml in the working directory."""
+    """File to read instead of env.yaml in the working directory."""
     initial_global_config_dict: Any = None
-    """A mapping (or DictConfig) that is laid over files and env.yaml, below the command line."""
+    """A mapping or DictConfig that overrides the files and env.yaml; the command line overrides it."""
     skip_load_from_cli: bool = False
-    """Leave sys.argv alone."""
+    """Do not read sys.argv."""
     skip_load_from_dotenv: bool = False
-    """Leave env.yaml alone."""
+    """Do not read env.yaml."""
 
 
 class GlobalConfigDictParser:

@@ -1,4 +1,4 @@
-"""Plain data (dict, list, scalars) from whatever callers hand over, and a DictConfig from plain data."""
+"""Conversion of callers' data to plain data (dict, list, scalars), and of plain data to a DictConfig."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def plain_data(value: Any) -> Any:
 
 
 def frozen_dictconfig(values: Mapping[str, Any]) -> "DictConfig":
-    """Resolved data as a read-only DictConfig. A `${` in it is text, so it is escaped on the way in."""
+    """Resolved data as a read-only DictConfig. A `${` in it is literal text, so it is escaped."""
     from omegaconf import OmegaConf
 
     config: DictConfig = OmegaConf.create(_escaped(values))

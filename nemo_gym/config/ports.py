@@ -1,4 +1,4 @@
-"""Ports. Every server gets one that is free when it is picked, and no two servers get the same."""
+"""Ports. Every server gets a port that is free when it is chosen, and no two servers get the same."""
 
 import errno
 import random
@@ -21,8 +21,8 @@ def find_open_port(
     disallowed: Collection[int] = (),
     host: str = DEFAULT_HOST,
 ) -> int:
-    """A port in low..high that can be bound now. The search starts anywhere, so that two commands
-    that start together rarely meet."""
+    """A port in low..high that can be bound now. The search starts at a random port, so that two commands
+    that start at the same time rarely choose the same."""
     if not 1 <= low <= high <= 65535:
         raise ConfigError(f"port range {low}..{high}: needs 1 <= port_range_low <= port_range_high <= 65535")
     size = high - low + 1
@@ -38,7 +38,7 @@ def find_open_port(
 
 
 def assign_ports(config: "GymConfig") -> "GymConfig":
-    """`fill_ports`, once every port that the configuration gives has been found free."""
+    """`fill_ports`, after a check that all ports in the configuration are free."""
     for server in config.servers:
         if server.port is not None:
             _check_free(server, server.port)
@@ -46,8 +46,8 @@ def assign_ports(config: "GymConfig") -> "GymConfig":
 
 
 def fill_ports(config: "GymConfig") -> "GymConfig":
-    """The configuration with a host and a port for every server, and `worker_ports` where it has several
-    workers (the first of them is its port)."""
+    """The configuration with a host and a port for every server. A server with several workers also gets
+    `worker_ports`, of which the first is its port."""
     pool = _Pool(config.settings)
     for server in config.servers:
         if server.port is not None:
@@ -63,7 +63,7 @@ def fill_ports(config: "GymConfig") -> "GymConfig":
 
 @dataclass
 class _Pool:
-    """The ports that are taken by this configuration, whether or not anything listens there yet."""
+    """The ports that this configuration uses, whether or not a server listens there yet."""
 
     settings: GymSettings
     taken: dict[int, str] = field(default_factory=dict)
@@ -72,9 +72,11 @@ class _Pool:
         self.taken[self.settings.head_server.port] = "the head server"
 
     def claim(self, server: "ServerInstance", port: int) -> None:
-        """A port that the configuration gives."""
+        """Reserve a port that the configuration sets."""
         if port in self.taken:
-            raise ConfigError(f"{_place(server, port)} is that of {self.taken[port]}; {_change(server)}")
+            raise ConfigError(
+                f"{_place(server, port)} is already used by {self.taken[port]}; {_change(server)}"
+            )
         self.taken[port] = server.name
 
     def ports_for(self, server: "ServerInstance") -> list[int]:
@@ -94,14 +96,12 @@ class _Pool:
 def _check_free(server: "ServerInstance", port: int) -> None:
     reason = _bind_error(server.host, port)
     if reason == errno.EADDRINUSE:
-        holder = f"find its holder with `lsof -i :{port}`"
+        holder = f"find it with `lsof -i :{port}`"
         raise ConfigError(
             f"{_place(server, port)} is in use by another process; {holder}, or {_change(server)}"
         )
     if reason == errno.EACCES:
-        raise ConfigError(
-            f"{_place(server, port)} may not be used by this user; {_change(server)} above 1023"
-        )
+        raise ConfigError(f"{_place(server, port)}: permission denied; {_change(server)}, above 1023")
 
 
 def _place(server: "ServerInstance", port: int) -> str:
@@ -113,7 +113,7 @@ def _change(server: "ServerInstance") -> str:
 
 
 def _bind_error(host: str, port: int) -> int | None:
-    """Why this port cannot be listened on, as an errno; None if it can."""
+    """The errno of trying to listen on this port; None if it works."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
@@ -123,7 +123,7 @@ def _bind_error(host: str, port: int) -> int | None:
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a server does too: old connections don't block
+        )  # as servers do, so that old connections do not block the port
         try:
             probe.bind(address)
         except OSError as error:

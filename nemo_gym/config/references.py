@@ -21,13 +21,13 @@ class Reference:
 
 
 def check_references(servers: Sequence[ServerInstance], origins: Origins) -> None:
-    """Every reference names an instance of its kind; otherwise one error for all that don't."""
+    """Raise one error for all references that do not name an instance of their kind."""
     kinds = {server.name: server.kind for server in servers}
     broken = [ref for ref in references_of(servers) if kinds.get(ref.name) != ref.kind]
     if broken:
         lines = listed(_line(ref, kinds, origins) for ref in broken)
         raise ServerRefNotFoundError(
-            f"references to servers that are not there:{lines}\n"
+            f"references to servers that are not defined:{lines}\n"
             "correct the name, or add the config file that defines the server to config_paths"
         )
 
@@ -52,9 +52,9 @@ def _references(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, str]]
 def _line(ref: Reference, kinds: Mapping[str, str], origins: Origins) -> str:
     start = f"{ref.field}{defined_in(ref.server, origins)}: no server {ref.name!r} of kind {ref.kind}; "
     if ref.name in kinds:
-        return f"{start}{ref.name!r} exists, but is one of {kinds[ref.name]}: correct the `type`"
+        return f"{start}{ref.name!r} exists, but in {kinds[ref.name]}; correct the `type`"
     same_kind = [name for name, kind in kinds.items() if kind == ref.kind]
     close = close_matches(ref.name, same_kind)
     if close:
         return f"{start}did you mean {' or '.join(close)}?"
-    return f"{start}there are: {', '.join(same_kind)}" if same_kind else f"{start}there is none of that kind"
+    return f"{start}known: {', '.join(same_kind)}" if same_kind else f"{start}none of that kind is defined"

@@ -1,4 +1,4 @@
-"""Component roots: the folders under which relative paths of a configuration are looked for."""
+"""Component roots: the folders in which relative paths of a configuration are searched for."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -11,19 +11,19 @@ INSTALL_ROOT = Path(__file__).resolve().parents[2]
 
 
 def component_roots(working_dir: Path | None = None) -> tuple[Path, ...]:
-    """NEMO_GYM_EXTRA_ROOTS, the working directory, the install root: those that exist, each once."""
+    """The folders in NEMO_GYM_EXTRA_ROOTS, the working directory and the install root, if they exist."""
     candidates = (*extra_roots(), working_dir or Path.cwd(), INSTALL_ROOT)
     return tuple(dict.fromkeys(path.resolve() for path in candidates if path.is_dir()))
 
 
 def find_file(path: str | Path, roots: Sequence[Path]) -> Path | None:
-    """The file itself if absolute (`~` is expanded), else the first one under the roots."""
+    """The file itself if the path is absolute (`~` is expanded), else the first match in the roots."""
     wanted = expand(path)
     return next((found for root in roots if (found := root / wanted).is_file()), None)
 
 
 def find_close_files(path: str | Path, roots: Sequence[Path]) -> list[Path]:
-    """Existing YAML files whose path is nearly this one."""
+    """Existing YAML files with a similar path."""
     wanted = expand(path)
     if wanted.is_absolute():
         found: Iterable[Path] = _close_files(Path(wanted.anchor), wanted.parts[1:])
@@ -35,12 +35,12 @@ def find_close_files(path: str | Path, roots: Sequence[Path]) -> list[Path]:
 def expand(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # `~nobody`: no such user, so it is a file name like any other
+    except RuntimeError:  # `~name` without such a user is an ordinary file name
         return Path(path)
 
 
 def _close_files(folder: Path, parts: tuple[str, ...]) -> list[Path]:
-    """Follows only names close to the wanted ones, so a big tree is never walked."""
+    """Search only folders with similar names, so that a large tree is never walked."""
     if not parts:
         return []
     try:

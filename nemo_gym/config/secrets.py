@@ -1,4 +1,4 @@
-"""Secrets: which values are, and how they are kept out of everything that is shown, served or stored."""
+"""Secrets: which values are secret, and how they are hidden in all that is shown, served or stored."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ MASK = "****"
 
 _SUFFIXES = ("api_key", "apikey", "token", "secret", "password", "authorization")
 _SHORTEST = 6
-"""A shorter text is a placeholder (`EMPTY`, `none`), and would be found inside ordinary words."""
+"""A shorter text is a placeholder (`EMPTY`, `none`), and might be part of ordinary words."""
 _URL_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)([^/\s\"'<>?#]*)@")
 _URL_QUERY = re.compile(r"([?&][\w-]*(?:key|token|secret|password)=)([^&\s\"'#]+)", re.IGNORECASE)
 
@@ -21,7 +21,7 @@ def is_secret_key(key: object) -> bool:
 
 
 def mask_secrets(values: Any) -> Any:
-    """The same shape with `****` for every secret, also where its text occurs under another key."""
+    """The same data with `****` for every secret, also if its text occurs under another key."""
     plain = plain_data(values)
     return _masked(plain, _ordered(secret_values(plain)))
 
@@ -32,12 +32,12 @@ def secret_values(values: Any) -> frozenset[str]:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Free text without these secrets and without credentials in URLs."""
+    """A text without these secrets and without credentials in URLs."""
     return _redacted(text, _ordered(secrets))
 
 
 def _ordered(secrets: Iterable[str]) -> list[str]:
-    """Longest first: a secret that contains another is replaced whole."""
+    """Longest first, so that a secret that contains another is replaced as a whole."""
     return sorted(secrets, key=len, reverse=True)
 
 
@@ -79,7 +79,7 @@ def _found(value: Any, secret: bool) -> Iterator[str]:
         for item in value:
             yield from _found(item, secret)
     elif secret and value is not None and not isinstance(value, bool):
-        # A text block ends in a line break, `Bearer <token>` holds the token: those alone, too.
+        # Also each line of a text block, and the token in `Bearer <token>`.
         yield str(value)
         for line in str(value).split("\n"):
             yield from (line.strip(), line.split(" ")[-1].strip())

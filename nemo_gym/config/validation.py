@@ -1,4 +1,4 @@
-"""From configuration data to a pydantic class: one error that names every field that is wrong."""
+"""Validates configuration data with a pydantic class. One error names every wrong field."""
 
 import types
 from collections.abc import Collection, Iterable, Mapping
@@ -27,8 +27,8 @@ def validate_fields(
     prefix: str = "",
     known: Collection[str] = (),
 ) -> Model:
-    """`data` (the mapping at `prefix`) as `model_class`. `texts` are the raw override texts by dotted key:
-    a field that is a string takes them as they stand. Keys in `known` are nobody's near miss."""
+    """`data` (the mapping at `prefix`) as `model_class`. `texts` are the raw override texts by dotted key; a
+    string field takes its text unchanged. Keys in `known` are never reported as misspelt."""
     texts = texts or {}
     values = with_texts(model_class, plain_data(data), texts, prefix)
     lines = near_misses(model_class, values, _below(prefix, texts), known, prefix)
@@ -42,7 +42,7 @@ def validate_fields(
 
 
 def string_fields(model_class: type[BaseModel]) -> frozenset[str]:
-    """The fields that are `str` or `str | None`: what `parse_arguments` has to know."""
+    """The fields that are `str` or `str | None`, for `parse_arguments`."""
     return frozenset(name for name, field in model_class.model_fields.items() if _is_text(field.annotation))
 
 
@@ -55,7 +55,7 @@ def flag_fields(model_class: type[BaseModel]) -> frozenset[str]:
 def with_texts(
     model_class: type[BaseModel], values: dict[str, Any], texts: Mapping[str, str], prefix: str = ""
 ) -> dict[str, Any]:
-    """The values with the raw text wherever a string field got something else from the grammar."""
+    """The values, with the raw text for each string field that the grammar read as something else."""
     changed = {
         name: texts[_join(prefix, name)]
         for name in string_fields(model_class)
@@ -71,7 +71,7 @@ def near_misses(
     known: Collection[str] = (),
     prefix: str = "",
 ) -> list[str]:
-    """Keys of the command line that are nearly, but not quite, a field."""
+    """Messages for keys of the command line that look like a misspelt field."""
     fields = model_class.model_fields
     given = dict.fromkeys(key.split(".")[0] for key in texts)
     unknown = (key for key in given if key not in fields and key not in known)
@@ -85,7 +85,7 @@ def near_misses(
 
 
 def _below(prefix: str, texts: Mapping[str, str]) -> Mapping[str, str]:
-    """The override texts below a dotted key, by the rest of theirs."""
+    """The override texts below a dotted key, by the rest of their keys."""
     start = f"{prefix}."
     return (
         {key[len(start) :]: text for key, text in texts.items() if key.startswith(start)} if prefix else texts
@@ -95,14 +95,14 @@ def _below(prefix: str, texts: Mapping[str, str]) -> Mapping[str, str]:
 def problem_lines(
     error: ValidationError, prefix: str = "", model_class: type[BaseModel] | None = None
 ) -> list[str]:
-    """One line for each thing pydantic found wrong: field, value, what is allowed."""
+    """One line per error of pydantic: field, value, what is allowed."""
     return [_problem_line(detail, prefix, model_class) for detail in error.errors(include_url=False)]
 
 
 def _problem_line(detail: "ErrorDetails", prefix: str, model_class: type[BaseModel] | None) -> str:
     key = _join(prefix, ".".join(map(str, detail["loc"])))
     if detail["type"] == "missing":
-        return f"{key}: required and not set; set it with +{key}=<value>"
+        return f"{key}: required but not set; set it with +{key}=<value>"
     reason = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not detail["loc"] or (detail["type"] == "value_error" and isinstance(detail["input"], Mapping)):
         return f"{key or 'configuration'}: {redact(reason)}"
@@ -127,7 +127,7 @@ def _shown(key: str, value: object) -> str:
 
 def _message(lines: Iterable[str]) -> str:
     lines = list(lines)
-    return lines[0] if len(lines) == 1 else f"{len(lines)} settings are wrong:{listed(lines)}"
+    return lines[0] if len(lines) == 1 else f"{len(lines)} settings are invalid:{listed(lines)}"
 
 
 def _is_text(annotation: object) -> bool:
@@ -139,7 +139,7 @@ def _takes_none(annotation: object) -> bool:
 
 
 def _members(annotation: object) -> set[object]:
-    """The types of a union, None left out; any other type alone."""
+    """The types of a union without None; any other type alone."""
     if get_origin(annotation) in (Union, types.UnionType):
         return {_bare(member) for member in get_args(annotation) if member is not type(None)}
     return {annotation}

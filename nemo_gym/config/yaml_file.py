@@ -1,4 +1,4 @@
-"""One YAML file as a plain mapping. Numbers read as OmegaConf reads them; timestamps stay text."""
+"""Reads one YAML file as a plain mapping. Numbers are read as OmegaConf does; timestamps stay text."""
 
 import re
 from functools import cache
@@ -25,15 +25,15 @@ _PLAIN = (str, int, float, bool, type(None))
 _FIXES = (
     ("cannot start any token", "indent with spaces, not tabs, and quote a value that starts with @, % or `"),
     ("mapping values are not allowed", "quote a value that contains `: `, or correct the indentation"),
-    ("did not find expected node content", "close what is open, and quote ??? inside braces"),
-    ("expected a single document", "keep one document a file, without `---` between"),
-    ("stands twice", "rename one of the two, or merge them"),
+    ("did not find expected node content", "close open brackets, and quote ??? inside braces"),
+    ("expected a single document", "write one document per file, without `---`"),
+    ("duplicate key", "rename one of the two, or merge them"),
     ("could not determine a constructor", "remove the tag"),
 )
 
 
 def load_yaml_file(path: Path) -> dict[str, Any]:
-    """The mapping in a file; an empty file is an empty one."""
+    """The mapping in a file; an empty mapping for an empty file."""
     values = load_yaml(_read(path), source=str(path))
     if values is None:
         return {}
@@ -66,7 +66,7 @@ def load_yaml(text: str, source: str) -> Any:
 
 @cache
 def loader_class() -> "type[yaml.SafeLoader]":
-    """A safe loader (libyaml's where there is one) with OmegaConf's idea of a float."""
+    """A safe loader, from libyaml if possible, that reads floats as OmegaConf does."""
     import yaml
 
     base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -91,7 +91,7 @@ def _read(path: Path) -> str:
 
 
 def _check_keys(node: "yaml.Node | None", seen: set[int]) -> None:
-    """A key that stands twice in one mapping would silently drop the first."""
+    """Refuse duplicate keys in a mapping: YAML would silently drop the first."""
     import yaml
 
     if node is None or id(node) in seen:
@@ -114,7 +114,7 @@ def _check_mapping(node: "yaml.MappingNode") -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
             continue
         if (key.tag, key.value) in lines:
-            problem = f"key {key.value!r} stands twice, first in line {lines[key.tag, key.value]}"
+            problem = f"duplicate key {key.value!r}, first in line {lines[key.tag, key.value]}"
             raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         lines[key.tag, key.value] = key.start_mark.line + 1
 
@@ -127,7 +127,7 @@ def _plain(value: Any, path: tuple[object, ...]) -> Any:
     if isinstance(value, _PLAIN):
         return value
     where = ".".join(map(str, path))
-    raise ValueError(f"{where}: a {type(value).__name__} is not configuration data")
+    raise ValueError(f"{where}: a value of type {type(value).__name__} is not allowed")
 
 
 def _message(source: str, error: "yaml.MarkedYAMLError") -> str:

@@ -51,7 +51,7 @@ CASES = {
         ("good.responses_api_agents.good.model_server", "good.yaml", "did you mean policy_model?"),
     ),
     "two instances with one name": Case(
-        config(f"good: {TWICE}"), ("two instances with one name: 'good'", "good.yaml", "rename one")
+        config(f"good: {TWICE}"), ("two instances have the same name: 'good'", "good.yaml", "rename one")
     ),
     "an app that raises at import": Case(
         app("\nimport math\nmath.sqrt(-1)"), ("good/app.py:3 raised ValueError", "math domain error")
@@ -75,7 +75,7 @@ CASES = {
         arguments=("+good.resources_servers.good.num_worker=2",),
     ),
     "a list of paths that is not closed": Case(
-        lambda folder: None, ("is half a list",), arguments=("+config_paths=[good.yaml",)
+        lambda folder: None, ("has an unmatched bracket",), arguments=("+config_paths=[good.yaml",)
     ),
     "a server that dies at its start": Case(
         app("print('so it ends', flush=True)\nimport os\nos._exit(9)"),

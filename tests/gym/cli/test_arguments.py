@@ -52,8 +52,8 @@ def test_flag_needs_no_value(ng: Ng, arguments: tuple[str, ...]) -> None:
         ("validate", ["+=3"], "has no key"),
         ("status", ["+json_output=perhaps"], "json_output: perhaps is not allowed"),
         ("version", ["+json_outptu=true"], "did you mean +json_output=true?"),
-        ("test", [], "entrypoint: required and not set; set it with +entrypoint=<value>"),
-        ("init_resources_server", [], "entrypoint: required and not set"),
+        ("test", [], "entrypoint: required but not set; set it with +entrypoint=<value>"),
+        ("init_resources_server", [], "entrypoint: required but not set"),
     ],
 )
 def test_wrong_argument_is_named_with_what_is_right(

@@ -36,7 +36,9 @@ def test_circle_of_files_is_an_error_that_names_the_chain(write: Write, load: Lo
     write("a.yaml", "config_paths: [b.yaml]")
     write("b.yaml", "config_paths: [c.yaml]")
     write("c.yaml", "config_paths: [b.yaml]")
-    with pytest.raises(ConfigError, match=r"circle: \S+b\.yaml -> \S+c\.yaml -> \S+b\.yaml; remove"):
+    with pytest.raises(
+        ConfigError, match=r"circular config_paths: \S+b\.yaml -> \S+c\.yaml -> \S+b\.yaml; remove"
+    ):
         load("+config_paths=[a.yaml]")
 
 

@@ -183,10 +183,10 @@ def test_config_paths_take_one_path() -> None:
         ("+=3", "has no key"),
         ("--", "has no key"),
         ("~", "has no key"),
-        ("a b=3", "'a b' is not a key"),
-        ("a..b=3", "'a..b' is not a key"),
-        (".a=3", "'.a' is not a key"),
-        ("+++a=3", "'+a' is not a key"),
+        ("a b=3", "'a b' is not a valid key"),
+        ("a..b=3", "'a..b' is not a valid key"),
+        (".a=3", "'.a' is not a valid key"),
+        ("+++a=3", "'+a' is not a valid key"),
     ],
 )
 def test_argument_that_cannot_be_read_is_quoted_with_an_example(argument: str, reason: str) -> None:
@@ -198,7 +198,7 @@ def test_argument_that_cannot_be_read_is_quoted_with_an_example(argument: str, r
 
 
 def test_deletion_takes_no_value() -> None:
-    with pytest.raises(ConfigSyntaxError, match=r"'~a=1': a deletion takes no value; write ~a"):
+    with pytest.raises(ConfigSyntaxError, match=r"'~a=1': a deletion has no value; write ~a"):
         parse_arguments(["~a=1"])
 
 

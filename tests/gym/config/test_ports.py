@@ -88,10 +88,10 @@ def test_given_port_in_use_is_an_error_with_holder_and_fix(
 def test_one_port_for_two_servers_is_an_error(two_files: str, load: Load) -> None:
     port = find_open_port()
     with pytest.raises(
-        ConfigError, match=rf"policy_model: port .*:{port} is that of calc; set another with \+policy"
+        ConfigError, match=rf"policy_model: port .*:{port} is already used by calc; set another with \+policy"
     ):
         assign_ports(load(two_files, *POLICY, f"+{CALC}.port={port}", f"+{MODEL}.port={port}"))
-    with pytest.raises(ConfigError, match="is that of the head server"):
+    with pytest.raises(ConfigError, match="is already used by the head server"):
         assign_ports(load(two_files, *POLICY, f"+{CALC}.port={port}", f"+head_server.port={port}"))
 
 

@@ -40,7 +40,7 @@ def test_two_instances_with_one_name_are_an_error_that_names_both_and_their_file
     with pytest.raises(ConfigError) as caught:
         load(two_files.replace("]", ",second.yaml]"), "+policy_base_url=x", "+policy_api_key=k")
     message = str(caught.value)
-    assert "two instances with one name: 'calc' is resources_servers/calculator, " in message
+    assert "two instances have the same name: 'calc' is resources_servers/calculator, " in message
     assert "/other" in message
     assert "calc.yaml and " in message
     assert str(path) in message
@@ -49,9 +49,7 @@ def test_two_instances_with_one_name_are_an_error_that_names_both_and_their_file
 
 def test_two_instances_with_one_name_in_one_file_are_reported_with_the_line(write: Write, load: Load) -> None:
     write("a.yaml", "calc: {x: 1}\nother: 1\ncalc: {y: 1}\n")
-    with pytest.raises(
-        ConfigError, match=r"a\.yaml:3:1: key 'calc' stands twice, first in line 1; rename one"
-    ):
+    with pytest.raises(ConfigError, match=r"a\.yaml:3:1: duplicate key 'calc', first in line 1; rename one"):
         load("+config_paths=a.yaml")
 
 
@@ -83,19 +81,19 @@ def test_every_bad_field_of_every_almost_server_is_in_one_error(write: Write, lo
     calc = "calc.resources_servers.calculator"
     dataset = "agent.responses_api_agents.simple_agent.datasets"
     for line in (
-        f"{calc}.entrypoint: required and not set; set it with +{calc}.entrypoint=<value> (in {path})",
+        f"{calc}.entrypoint: required but not set; set it with +{calc}.entrypoint=<value> (in {path})",
         f"{calc}.port: 70000 is not allowed: should be less than or equal to 65535",
         f"{calc}.num_workers: 0 is not allowed: should be greater than or equal to 1",
-        f"{calc}.domain: required and not set; any text, usually one of math, coding",
+        f"{calc}.domain: required but not set; write any text, usually one of math, coding",
         f"{dataset}.0: dataset 'a' of type 'train' needs a `license`",
         f"{dataset}.1.type: exam is not allowed: should be 'train', 'validation', 'example' or 'benchmark'",
         f"{dataset}.1.jsonl_fpath: required",
         f"{dataset}.1.num_repeats: 0 is not allowed",
         f"{dataset}.2.prompt_config: 3 is not allowed: should be a valid string",
-        "hollow.responses_api_models: names no implementation; write responses_api_models: {<implementation>",
-        "flat.responses_api_models.openai_model: is 'app.py', not a mapping",
+        "hollow.responses_api_models: has no implementation; write responses_api_models: {<implementation>",
+        "flat.responses_api_models.openai_model: 'app.py' is not a mapping",
         "near.resource_servers: not a kind of server; did you mean resources_servers?",
-        "responses_api_models: stands at the top level; put it below an instance name",
+        "responses_api_models: not allowed at the top level; put it under an instance name",
     ):
         assert f"\n  {line}" in message
     assert "not_a_server" not in message
@@ -145,12 +143,10 @@ def test_broken_references_are_in_one_error_with_field_name_and_close_matches(
         f"\n  {agent}.resources_server{where}: no server 'policy_model' of kind resources_servers; "
         in message
     )
-    assert "'policy_model' exists, but is one of responses_api_models: correct the `type`" in message
+    assert "'policy_model' exists, but in responses_api_models; correct the `type`" in message
+    assert f"\n  {agent}.judges.0{where}: no server 'zzz' of kind resources_servers; known: calc" in message
     assert (
-        f"\n  {agent}.judges.0{where}: no server 'zzz' of kind resources_servers; there are: calc" in message
-    )
-    assert (
-        f"calculator.solver{where}: no server 'nobody' of kind responses_api_agents; there are: calc_agent"
+        f"calculator.solver{where}: no server 'nobody' of kind responses_api_agents; known: calc_agent"
         in message
     )
     assert "add the config file that defines the server to config_paths" in message
@@ -162,7 +158,7 @@ def test_reference_to_a_kind_without_instances_says_so(write: Write, load: Load)
         "a: {responses_api_agents: {m: {entrypoint: app.py, x: {type: responses_api_models, name: p}}}}",
     )
     with pytest.raises(
-        ServerRefNotFoundError, match="'p' of kind responses_api_models; there is none of that kind"
+        ServerRefNotFoundError, match="'p' of kind responses_api_models; none of that kind is defined"
     ):
         load("+config_paths=a.yaml")
 

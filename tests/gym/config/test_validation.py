@@ -52,7 +52,7 @@ def test_dictconfig_and_foreign_keys_are_taken() -> None:
 
 
 def test_missing_required_field_is_named_with_an_example() -> None:
-    expected = "output_jsonl_fpath: required and not set; set it with +output_jsonl_fpath=<value>"
+    expected = "output_jsonl_fpath: required but not set; set it with +output_jsonl_fpath=<value>"
     assert problem("+limit=3") == expected
 
 
@@ -63,7 +63,7 @@ def test_bad_value_is_named_with_what_is_allowed() -> None:
 
 def test_all_problems_are_in_one_error() -> None:
     message = problem("+limit=-1", "+num_repeats=many", "+agent_nam=x")
-    assert message.startswith("4 settings are wrong:\n")
+    assert message.startswith("4 settings are invalid:\n")
     assert "\n  output_jsonl_fpath: required" in message
     assert "\n  limit: -1 is not allowed" in message
     assert "\n  num_repeats: many is not allowed: should be a valid integer" in message

@@ -268,7 +268,7 @@ BAD_INPUTS: dict[str, tuple[Break, type[ConfigError], str]] = {
             },
         ),
         ConfigError,
-        "two instances with one name: 'one'",
+        "two instances have the same name: 'one'",
     ),
     "import": (lambda f: write_component(f, "good", "1/0"), ComponentError, "app.py:1"),
     "setup": (
