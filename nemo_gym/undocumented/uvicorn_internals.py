@@ -51,7 +51,8 @@ async def _serving_in_thread(config: uvicorn.Config, listener: socket.socket) ->
 
 
 def _check() -> bool:
-    with _QuietServer(uvicorn.Config("none")).capture_signals():
+    config = uvicorn.Config("none", log_config=None)  # the default would reset uvicorn's loggers
+    with _QuietServer(config).capture_signals():
         called = "capture_signals" in uvicorn.Server.serve.__code__.co_names
     return called and callable(uvicorn.Server.capture_signals)
 
