@@ -27,7 +27,7 @@ Response = dict[str, Any]
 Item = dict[str, Any]
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""The finish reasons of an incomplete response; with any other finish reason it is complete."""
+"""The `reason` of an incomplete response, by finish reason; with any other finish reason it is complete."""
 ECHOED = frozenset(
     (
         "instructions",

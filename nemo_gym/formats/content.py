@@ -22,21 +22,21 @@ def responses_content(content: Any) -> str | list[Part]:
 
 
 def checked_parts(content: Any) -> list[Any]:
-    """`content`, which is not a string and so must be a list of parts."""
+    """`content` as a list of parts; raises FormatError if it is not a list."""
     if not isinstance(content, list):
         raise FormatError(f"its content must be a string or a list of parts, not {type(content).__name__}")
     return content
 
 
 def checked_part(part: Any, index: int) -> Part:
-    """A part of a message's content; it must be an object."""
+    """`part` as a dict; raises FormatError if it is not an object."""
     if not isinstance(part, dict):
         raise FormatError(f"a part must be an object, not {type(part).__name__}", f"content[{index}]")
     return part
 
 
 def text_of(part: Part, index: int, key: str = "text") -> str:
-    """The text of a part; it is required."""
+    """The text of a part; raises FormatError if it is missing."""
     text = part.get(key)
     if not isinstance(text, str):
         raise FormatError(f"a part of type {part.get('type')!r} needs a {key!r}", f"content[{index}]")

@@ -75,7 +75,7 @@ class LocalEngine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """`stop` waits for code inside this block; while the engine is being stopped, none may enter it."""
+        """`stop` waits for code inside this block. Entering it raises EngineError after that."""
         if self._is_stopping and not self._uses:
             raise EngineError("", "the engine is being stopped")
         with self._uses.counted():

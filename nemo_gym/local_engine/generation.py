@@ -15,7 +15,7 @@ LOG_PROBS_MODE = "raw_logprobs"
 """The engine computes them from the logits, before temperature, filters and grammar."""
 
 _FEW = 512
-"""How many of the likeliest tokens are searched for a token before all of them are."""
+"""A token is searched for among this many likeliest tokens first, then among all."""
 _FORCED = 1000.0
 """A bias that exceeds every logit."""
 _CHARACTER_BYTES = [0] * 12 + [2, 2, 3, 4]
@@ -84,7 +84,8 @@ async def generate(
 async def accepts_grammar(engine: LocalEngine, grammar: str) -> bool:
     """Whether the engine can compile a grammar; the grammar must not allow a text that begins with "a".
 
-    The engine silently ignores a grammar that it cannot compile; then it samples the letter that this forces.
+    The engine silently ignores a grammar that it cannot compile. So "a" is forced: if it is sampled, the
+    grammar was ignored.
     """
     letter = await _letter(engine)
     completion = await engine.call("/completion", _forcing(letter, [letter], 1) | {"grammar": grammar})

@@ -20,7 +20,7 @@ class CompletionContents:
     """What a chat completion contains besides text."""
 
     calls: bool
-    """Tool calls: the request offers tools."""
+    """Tool calls; true if the request offers tools."""
     tokens: bool
     """Token ids and log-probabilities as sampled, on the message."""
     log_probs: bool

@@ -190,7 +190,7 @@ class ReplayTurns:
 
 @dataclass
 class EosToken:
-    """The token that ends a turn: its id, or the text whose id the engine knows."""
+    """The token that ends a turn: its id, or its text, whose id is requested from the engine."""
 
     id: int | None
     text: str | None

@@ -64,7 +64,7 @@ CASES = {
         ("good is not ready after 6 s", "  loading", "+startup_timeout_s="),
         arguments=("+startup_timeout_s=6",),
     ),
-    "a server that closes its pipes and goes on": Case(
+    "a server that closes its pipes and continues": Case(
         app("import os, time\nos.closerange(3, 64)\ntime.sleep(1000)"),
         ("good is not ready after 6 s", "+startup_timeout_s="),
         arguments=("+startup_timeout_s=6",),

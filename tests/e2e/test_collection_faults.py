@@ -112,7 +112,7 @@ class Gate:
             await self._opened.wait()
 
     def open(self) -> None:
-        assert self._loop is not None, "nobody waits"
+        assert self._loop is not None, "no request is waiting"
         self._loop.call_soon_threadsafe(self._opened.set)
 
 

@@ -53,9 +53,9 @@ async def rewards(client: ServerClient, folder: Path) -> list[float]:
     """The rewards of one rollout in each environment."""
     found = []
     for environment, agent in AGENTS.items():
-        answer = await client.post(agent, "/run", json=first_row(folder, environment))
-        assert answer.status == 200, await answer.text()
-        found.append((await answer.json())["reward"])
+        response = await client.post(agent, "/run", json=first_row(folder, environment))
+        assert response.status == 200, await response.text()
+        found.append((await response.json())["reward"])
     return found
 
 
@@ -128,11 +128,11 @@ def post(port: int, path: str, body: object, cookie: str = "") -> tuple[int, Any
     try:
         headers = {"Content-Type": "application/json", "Cookie": cookie}
         connection.request("POST", path, json.dumps(body), headers)
-        answer = connection.getresponse()
+        response = connection.getresponse()
         return (
-            answer.status,
-            json.loads(answer.read()),
-            answer.headers.get("set-cookie", "").partition(";")[0],
+            response.status,
+            json.loads(response.read()),
+            response.headers.get("set-cookie", "").partition(";")[0],
         )
     finally:
         connection.close()

@@ -145,10 +145,10 @@ VLLM = "responses_api_models/vllm_model/configs"
 
 def second_one_calls() -> Any:
     """A policy whose second rollout uses the calculator; the others give their answer at once."""
-    asked = count()
+    calls = count()
 
     def write(text: str) -> str:
-        return "It is 42." if "tool_call" in text or next(asked) != 1 else CALL
+        return "It is 42." if "tool_call" in text or next(calls) != 1 else CALL
 
     return write
 

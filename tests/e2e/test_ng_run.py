@@ -392,8 +392,8 @@ def slow_and_quick(tmp_path: Path) -> Iterator[NgRun]:
 
 def test_program_started_by_an_environment_has_an_empty_standard_input(slow_and_quick: NgRun) -> None:
     client = ServerClient.load_from_global_config(slow_and_quick.head)
-    answer = asyncio.run(client.post("quick", "/cat"))
-    assert asyncio.run(answer.json()) == {"read": ""}
+    response = asyncio.run(client.post("quick", "/cat"))
+    assert asyncio.run(response.json()) == {"read": ""}
 
 
 def test_ctrl_c_during_the_stop_after_a_death_still_reports_the_death_and_ends_all(

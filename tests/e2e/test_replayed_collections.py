@@ -71,8 +71,8 @@ class Run:
 
 
 def question(number: int) -> dict[str, Any]:
-    asked = {"role": "user", "content": f"What is {number} * 7?"}
-    return {"responses_create_params": {"input": [asked]}, "expected_answer": str(number * 7)}
+    user_message = {"role": "user", "content": f"What is {number} * 7?"}
+    return {"responses_create_params": {"input": [user_message]}, "expected_answer": str(number * 7)}
 
 
 def collect(folder: Path, name: str, model: str, **settings: object) -> Run:

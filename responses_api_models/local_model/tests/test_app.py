@@ -266,8 +266,8 @@ def test_invalid_request_is_rejected_with_the_reason(
 
 
 def test_weight_updates_are_rejected_unless_configured(served: Served) -> None:
-    refused = served.post({"model_path": str(find_weights())}, "/load_weights", status=403)
-    assert "set allow_weight_updates: true" in refused["detail"]
+    error = served.post({"model_path": str(find_weights())}, "/load_weights", status=403)
+    assert "set allow_weight_updates: true" in error["detail"]
 
 
 def test_killed_engine_loses_no_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -313,12 +313,12 @@ def test_tools_are_rejected_if_the_template_does_not_support_them() -> None:
     # Configured weights are used with their own template.
     overrides = [f"policy_model.responses_api_models.local_model.model_path={find_weights()}"]
 
-    async def ask() -> Any:
+    async def post() -> Any:
         async with nemo_gym.open_servers(CONFIG, overrides) as client:
             body = {"input": "x", "tools": [ADD], "max_output_tokens": 2}
             return await (await client.post("policy_model", "/v1/responses", json=body)).json()
 
-    assert "does not support tools; set chat_template" in asyncio.run(ask())["detail"]
+    assert "does not support tools; set chat_template" in asyncio.run(post())["detail"]
 
 
 def test_missing_weights_fail_the_start_with_one_message() -> None:

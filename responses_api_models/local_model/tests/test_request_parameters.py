@@ -95,6 +95,6 @@ def test_fields_without_effect_are_accepted(field: str) -> None:
     ],
 )
 def test_invalid_parameter_is_named(request_: dict[str, Any], problem: str) -> None:
-    with pytest.raises(BadParameterError) as refused:
+    with pytest.raises(BadParameterError) as raised:
         sampling_of(request_, 100)
-    assert problem in str(refused.value)
+    assert problem in str(raised.value)

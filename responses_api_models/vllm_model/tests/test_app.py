@@ -180,7 +180,7 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    "refusal",
+    "error_response",
     [
         lambda: error(LONG, nested=False),
         lambda: error(LONG),
@@ -192,8 +192,8 @@ LLAMA = {
     ],
 )
 @pytest.mark.parametrize("with_tokens", [False, True])
-def test_too_long_prompt_gives_an_incomplete_response(refusal: Any, with_tokens: bool) -> None:
-    with VLLMStandIn(intercept=lambda path, body: refusal()) as vllm:
+def test_too_long_prompt_gives_an_incomplete_response(error_response: Any, with_tokens: bool) -> None:
+    with VLLMStandIn(intercept=lambda path, body: error_response()) as vllm:
         gym = Gym(vllm, return_token_id_information=with_tokens)
         response = gym.respond({"input": "x"})
         chat = gym.chat({"messages": [user()]})
@@ -219,7 +219,7 @@ def test_first_too_long_prompt_is_logged_with_the_message_of_the_engine(
 
 
 @pytest.mark.parametrize(
-    "refusal",
+    "error_response",
     [
         lambda: error("temperature must be non-negative, got -1.0."),
         lambda: error("x" * 400 + "maximum context length"),
@@ -228,11 +228,11 @@ def test_first_too_long_prompt_is_logged_with_the_message_of_the_engine(
         lambda: error(LONG, 413),
     ],
 )
-def test_other_errors_of_the_engine_are_passed_on_unchanged(refusal: Any) -> None:
-    with VLLMStandIn(intercept=lambda path, body: refusal()) as vllm:
+def test_other_errors_of_the_engine_are_passed_on_unchanged(error_response: Any) -> None:
+    with VLLMStandIn(intercept=lambda path, body: error_response()) as vllm:
         response = Gym(vllm).post({"input": "x"})
-    assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (refusal().status, "data")
-    assert text_of(response) == refusal().text
+    assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (error_response().status, "data")
+    assert text_of(response) == error_response().text
 
 
 def test_request_without_a_chat_equivalent_is_rejected_with_the_reason() -> None:
@@ -265,7 +265,7 @@ def test_concurrent_calls_stay_within_the_limit() -> None:
             nonlocal now
             now += 1
             inside.append(now)
-            for _ in range(20):  # whoever could still come in, does
+            for _ in range(20):  # lets any other request that is not limited arrive
                 await asyncio.sleep(0)
             now -= 1
             message = {"role": "assistant", "content": "hi"}

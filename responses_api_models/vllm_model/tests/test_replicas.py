@@ -152,12 +152,12 @@ def test_error_response_of_a_replica_does_not_move_its_session() -> None:
         replicas = replicas_at("a", "b")
         session: dict[str, Any] = {}
 
-        async def refuse(endpoint: NeMoGymAsyncOpenAI) -> str:
+        async def respond_with_error(endpoint: NeMoGymAsyncOpenAI) -> str:
             raise ValueError(name_of(endpoint))
 
         for _ in range(2):
             with pytest.raises(ValueError, match="a"):
-                await replicas.call(session, refuse)
+                await replicas.call(session, respond_with_error)
 
     asyncio.run(run())
 

@@ -72,7 +72,7 @@ def test_after_a_failed_reload_the_old_weights_stay(reloaded: Running, tmp_path:
     bad = tmp_path / "bad.gguf"
     bad.write_text("no weights")
 
-    async def refused(engine: LocalEngine) -> tuple[Generation, Generation]:
+    async def failed_reload(engine: LocalEngine) -> tuple[Generation, Generation]:
         await engine.reload(find_weights(), OLD)
         before, pid = await generate_text(engine), engine.pid
         with pytest.raises(ConfigError, match=r"cannot run .*bad\.gguf"):
@@ -80,7 +80,7 @@ def test_after_a_failed_reload_the_old_weights_stay(reloaded: Running, tmp_path:
         assert engine.pid == pid
         return before, await generate_text(engine)
 
-    before, after = reloaded.run(refused)
+    before, after = reloaded.run(failed_reload)
     assert after.token_ids == before.token_ids
     assert after.weight_version == OLD
 

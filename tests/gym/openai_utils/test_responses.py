@@ -159,8 +159,8 @@ def test_objects_in_a_response_are_read_by_attribute() -> None:
 
 def test_output_text_joins_the_text_of_all_output_messages() -> None:
     refusal = NeMoGymResponseOutputMessage(content=[NeMoGymResponseOutputRefusal(refusal="no")])
-    asked = NeMoGymEasyInputMessage(role="user", content="not this")
-    assert a_response(a_message("a"), refusal, asked, a_message("b")).output_text == "ab"
+    question = NeMoGymEasyInputMessage(role="user", content="not this")
+    assert a_response(a_message("a"), refusal, question, a_message("b")).output_text == "ab"
     assert a_response().output_text == ""
 
 
