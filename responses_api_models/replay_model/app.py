@@ -89,15 +89,15 @@ class ReplayModel(SimpleResponsesAPIModel):
         except NotRecordedError as error:
             raise HTTPException(404, str(error)) from error
         place = 0 if match.number is None else match.number - match.group.start
-        fault = self.dice.throw(match.key, place, recording.count_request(match))
+        fault = self.dice.throw(match.digest, place, recording.count_request(match))
         if fault is not None and fault not in WITH_RESPONSE:
             recording.give_back(match)
             return fault_response(fault, self.config.faults, f"{self.config.name}/v1")
         call = recording.take(match)
         if not call.is_recorded and not is_lenient:
-            calls, name = len(call.rollout.turns), call.rollout.name
+            calls, key = len(call.rollout.turns), call.rollout.key
             raise HTTPException(
-                404, f"rollout {name} was recorded with {calls} model calls, but this request is one more"
+                404, f"rollout {key} was recorded with {calls} model calls, but this request is one more"
             )
         response = call.response()
         delay_s = self._latency_s(call, response)

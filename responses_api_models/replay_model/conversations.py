@@ -38,7 +38,7 @@ class Reading:
 
     prompt: int
     """Digest of the prompt; depends on the order of its items."""
-    key: int
+    digest: int
     """Digest of the prompt and of all items generated since; does not depend on their order."""
     runs: int
     """Runs of generated items after the prompt: one per model call if the agent changed nothing."""
@@ -92,12 +92,12 @@ def prompt_size(items: Iterable[ItemContent]) -> int:
     return sum(1 for item in items if item.content)
 
 
-def continued(key: int, items: Iterable[ItemContent]) -> int:
-    """The key of a conversation after more items: only generated ones change it."""
+def continued(digest: int, items: Iterable[ItemContent]) -> int:
+    """The digest of a conversation after more items: only generated ones change it."""
     for item in items:
         if item.is_generated and item.content:
-            key += int.from_bytes(blake2b(item.content, digest_size=_DIGEST_BYTES).digest())
-    return key & _MASK
+            digest += int.from_bytes(blake2b(item.content, digest_size=_DIGEST_BYTES).digest())
+    return digest & _MASK
 
 
 def readings(items: Sequence[ItemContent], sizes: Collection[int]) -> list[Reading]:

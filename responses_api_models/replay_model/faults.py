@@ -86,12 +86,12 @@ class Dice:
         self._ends = [(end, fault) for end, (fault, _) in zip(ends, rates, strict=True)]
         self._seed = str(config.seed).encode()
 
-    def throw(self, key: int, place: int, number: int) -> Fault | None:
-        """The fault of a request, from the key of its conversation, the place of its rollout among those of
-        the prompt, and how many times it was sent before."""
+    def throw(self, digest: int, place: int, number: int) -> Fault | None:
+        """The fault of a request, from the digest of its conversation, the place of its rollout among those
+        of the prompt, and how many times it was sent before."""
         if not self._ends:
             return None
-        thrown = blake2b(pack("<QQQ", key, place, number), digest_size=8, key=self._seed[:64])
+        thrown = blake2b(pack("<QQQ", digest, place, number), digest_size=8, key=self._seed[:64])
         chance = int.from_bytes(thrown.digest()) / 2**64
         return next((fault for end, fault in self._ends if chance < end), None)
 

@@ -31,9 +31,10 @@ CACHE_BYTES = 32 << 20
 """Limit of cached rollouts, by the size of their lines in the file; in memory they take several times as
 much."""
 MAX_EXPECTED = 1 << 15
-"""How many conversations are remembered by the key of their next request; others are found by comparison."""
+"""How many conversations are remembered by the digest of their next request; others are found by
+comparison."""
 MAX_ALIKE = 1 << 10
-"""How many of these may have the same key."""
+"""How many of these may have the same digest."""
 
 
 class NotRecordedError(LookupError):
@@ -46,8 +47,8 @@ class Match:
 
     group: range
     """The rollouts of its prompt."""
-    key: int
-    """The key of the conversation so far."""
+    digest: int
+    """The digest of the conversation so far."""
     number: int | None
     """Its rollout; None at the start of a conversation, which may use any of the group."""
     turn: int
@@ -90,7 +91,7 @@ class Recording:
         self._later_requests = array("I", zeros)
         """How many later requests arrived, per rollout."""
         self._expected: OrderedDict[int, list[int]] = OrderedDict()
-        """The rollouts of conversations in progress, by the key of their next request."""
+        """The rollouts of conversations in progress, by the digest of their next request."""
         self._given_back: dict[int, list[int]] = {}
         """The rollouts whose conversation a fault ended, by the first rollout of their prompt."""
         self._cache: OrderedDict[int, Rollout] = OrderedDict()
@@ -117,7 +118,7 @@ class Recording:
             group = self.index.rollouts_of(reading.prompt) or range(len(self.index))
             number = group[reading.prompt % len(group)]
             turns = len(self._rollout(number).turns)
-            return Match(group, reading.key, number, min(reading.runs, turns), is_known=False)
+            return Match(group, reading.digest, number, min(reading.runs, turns), is_known=False)
 
     def count_request(self, match: Match) -> int:
         """Count a request; returns how many times the same request was made before."""
@@ -135,7 +136,7 @@ class Recording:
             self._leave(match, number)
         rollout = self._rollout(number)
         if match.is_known and match.turn + 1 < len(rollout.turns):
-            self._expect(rollout.keys[match.turn + 1], number)
+            self._expect(rollout.digests[match.turn + 1], number)
         return Call(rollout, match.turn)
 
     def give_back(self, match: Match) -> None:
@@ -147,17 +148,17 @@ class Recording:
     def _match(self, group: range, reading: Reading, seed: int) -> Match | None:
         """The rollout that begins like the conversation; if there are several, one with its seed."""
         if reading.runs == 0:
-            return Match(group, reading.key, None, 0, seed)
-        for number in self._candidates(group, reading.key, seed):
-            turn = self._rollout(number).turn_at(reading.key, reading.runs)
+            return Match(group, reading.digest, None, 0, seed)
+        for number in self._candidates(group, reading.digest, seed):
+            turn = self._rollout(number).turn_at(reading.digest, reading.runs)
             if turn is not None:
-                return Match(group, reading.key, number if turn else None, turn, seed)
+                return Match(group, reading.digest, number if turn else None, turn, seed)
         return None
 
-    def _candidates(self, group: range, key: int, seed: int) -> Iterator[int]:
+    def _candidates(self, group: range, digest: int, seed: int) -> Iterator[int]:
         """The rollouts that a conversation may belong to, the likeliest first: each comparison reads a
         line."""
-        expected, waiting = self._expected.get(key, ()), self._given_back.get(group.start, ())
+        expected, waiting = self._expected.get(digest, ()), self._given_back.get(group.start, ())
         if seed != NO_SEED:
             yield from (n for n in chain(expected, waiting) if self.index.seeds[n] == seed)
             yield from self.index.with_seed(group, seed)
@@ -178,8 +179,8 @@ class Recording:
 
     def _leave(self, match: Match, number: int) -> None:
         """Forget that the rollout is expected, or that it was given back."""
-        if number in self._expected.get(match.key, ()):
-            self._popped(self._expected, match.key, number)
+        if number in self._expected.get(match.digest, ()):
+            self._popped(self._expected, match.digest, number)
         elif number in self._given_back.get(match.group.start, ()):
             self._popped(self._given_back, match.group.start, number)
 
@@ -190,11 +191,11 @@ class Recording:
             del waiting[key]
         return number
 
-    def _expect(self, key: int, number: int) -> None:
-        alike = self._expected.setdefault(key, [])
+    def _expect(self, digest: int, number: int) -> None:
+        alike = self._expected.setdefault(digest, [])
         alike.append(number)
         del alike[:-MAX_ALIKE]
-        self._expected.move_to_end(key)
+        self._expected.move_to_end(digest)
         if len(self._expected) > MAX_EXPECTED:
             self._expected.popitem(last=False)
 

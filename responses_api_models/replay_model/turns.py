@@ -28,22 +28,22 @@ Split = Callable[[Any], list[Any]]
 class Rollout:
     """One recorded rollout, split into its model calls."""
 
-    name: str
+    key: str
     """Its key in the recorded run, for messages."""
     response: dict[str, Any]
     """The recorded response, which is that of the last call, without `output` and `usage`."""
     turns: list[list[Item]]
     usages: list[Usage | None]
-    keys: list[int]
-    """The conversation's key before each call, and after the last."""
+    digests: list[int]
+    """The digest of the conversation before each call, and after the last."""
 
-    def turn_at(self, key: int, runs: int) -> int | None:
-        """The number of calls in a conversation with this key; None if it is not a part of this rollout.
+    def turn_at(self, digest: int, runs: int) -> int | None:
+        """The number of calls in a conversation with this digest; None if it is not a part of this rollout.
 
-        A call that generated only reasoning does not change the key; then the number nearest to `runs` is
+        A call that generated only reasoning does not change the digest; then the number nearest to `runs` is
         used.
         """
-        turns = [turn for turn, known in enumerate(self.keys) if known == key]
+        turns = [turn for turn, known in enumerate(self.digests) if known == digest]
         return min(turns, key=lambda turn: abs(turn - runs), default=None)
 
     def response_of(self, turn: int) -> dict[str, Any]:
@@ -81,11 +81,11 @@ def rollout_from(record: Mapping[str, Any]) -> Rollout:
     prompt = items_of(params)
     output, usage = response.pop("output"), response.pop("usage", None)
     turns = split_calls(output)
-    keys = [prompt_digest(contents_of(prompt))]
+    digests = [prompt_digest(contents_of(prompt))]
     for turn in turns:
-        keys.append(continued(keys[-1], contents_of(turn)))
-    name = f"{record.get('_ng_task_index')}:{record.get('_ng_rollout_index')}"
-    return Rollout(name, response, turns, _divided(usage, prompt, turns), keys)
+        digests.append(continued(digests[-1], contents_of(turn)))
+    key = f"{record.get('_ng_task_index')}:{record.get('_ng_rollout_index')}"
+    return Rollout(key, response, turns, _divided(usage, prompt, turns), digests)
 
 
 def split_calls(output: Sequence[Item]) -> list[list[Item]]:

@@ -14,7 +14,7 @@ ALL = {fault.value: 0.05 for fault in Fault}
 
 def test_every_fault_occurs_at_its_rate() -> None:
     dice = Dice(FaultsConfig.model_validate({**ALL, "hang": 0.2}))
-    thrown = Counter(dice.throw(key, 0, 0) for key in range(20_000))
+    thrown = Counter(dice.throw(digest, 0, 0) for digest in range(20_000))
     assert set(thrown) == {None, *Fault}
     for fault, count in thrown.items():
         expected = 0.45 if fault is None else 0.2 if fault is Fault.HANG else 0.05
@@ -22,23 +22,23 @@ def test_every_fault_occurs_at_its_rate() -> None:
 
 
 def test_rate_zero_means_never_and_rate_one_always() -> None:
-    assert {Dice(FaultsConfig()).throw(key, 0, 0) for key in range(1000)} == {None}
+    assert {Dice(FaultsConfig()).throw(digest, 0, 0) for digest in range(1000)} == {None}
     certain = Dice(FaultsConfig(rate_limited=1.0))
-    assert {certain.throw(key, 0, 0) for key in range(1000)} == {Fault.RATE_LIMITED}
+    assert {certain.throw(digest, 0, 0) for digest in range(1000)} == {Fault.RATE_LIMITED}
 
 
 def test_faults_depend_on_the_seed() -> None:
     def thrown(seed: int) -> list[Fault | None]:
         dice = Dice(FaultsConfig.model_validate({**ALL, "seed": seed}))
-        return [dice.throw(key, 1, 2) for key in range(200)]
+        return [dice.throw(digest, 1, 2) for digest in range(200)]
 
     assert thrown(1) == thrown(1) != thrown(2)
 
 
 def test_retried_request_may_succeed() -> None:
     dice = Dice(FaultsConfig(server_error=0.5))
-    for key in range(50):
-        assert None in {dice.throw(key, 0, number) for number in range(30)}
+    for digest in range(50):
+        assert None in {dice.throw(digest, 0, number) for number in range(30)}
 
 
 @pytest.mark.parametrize(
