@@ -257,7 +257,7 @@ EXCEPTION_RULES = (
             {
                 *("TimeoutError", "ConnectionError"),
                 *("TransportError", "TimeoutException"),  # httpx
-                *("Timeout", "ChunkedEncodingError"),  # requests, whose ConnectionError is no builtin
+                *("Timeout", "ChunkedEncodingError"),  # requests; its ConnectionError matches by name
                 *("URLError", "gaierror"),  # urllib and socket
                 *("APIConnectionError", "APITimeoutError"),  # openai
                 *("ProtocolError", "MaxRetryError", "NewConnectionError"),  # urllib3

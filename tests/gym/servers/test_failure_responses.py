@@ -55,27 +55,27 @@ def run_row_at(
     return asyncio.run(world.client.post("agent", "/run", json=ROW))
 
 
-def cause_of(answer: ClientResponse) -> tuple[int, str, int, str]:
+def cause_of(response: ClientResponse) -> tuple[int, str, int, str]:
     with pytest.raises(ServerCallError) as caught:
-        asyncio.run(raise_for_status(answer))
+        asyncio.run(raise_for_status(response))
     error = caught.value
     return error.status, error.server, error.origin_status, error.kind
 
 
-def answering(status: int, **headers: str) -> Script:
+def responding(status: int, **headers: str) -> Script:
     return lambda request: web.Response(status=status, text='{"error": "because"}', headers=headers)
 
 
-def test_answer_that_does_not_fit_its_model_says_what_is_wrong_with_it() -> None:
-    answer = run_row(lambda request: [{"type": "function_call", "call_id": "c", "name": "no_arguments"}])
-    assert cause_of(answer) == (500, "policy_model", 500, "data")
-    assert "arguments: Field required" in asyncio.run(answer.text())
+def test_invalid_model_response_says_what_is_wrong_with_it() -> None:
+    response = run_row(lambda request: [{"type": "function_call", "call_id": "c", "name": "no_arguments"}])
+    assert cause_of(response) == (500, "policy_model", 500, "data")
+    assert "arguments: Field required" in asyncio.run(response.text())
 
 
 def test_rollout_without_a_failure_names_no_cause() -> None:
-    answer = run_row(lambda request: [message("hi")])
-    assert answer.status == 200
-    assert not [name for name in answer.headers if name.lower().startswith("x-nemo-gym-failure")]
+    response = run_row(lambda request: [message("hi")])
+    assert response.status == 200
+    assert not [name for name in response.headers if name.lower().startswith("x-nemo-gym-failure")]
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_rollout_without_a_failure_names_no_cause() -> None:
 def test_error_status_of_the_endpoint_keeps_its_kind_and_server_up_to_the_agent(
     status: int, kind: str
 ) -> None:
-    answer = run_row(answering(status))
-    assert cause_of(answer) == (500, "policy_model", status, kind)
-    assert "because" in asyncio.run(answer.text())
+    response = run_row(responding(status))
+    assert cause_of(response) == (500, "policy_model", status, kind)
+    assert "because" in asyncio.run(response.text())
 
 
 def test_failure_of_the_endpoint_is_infrastructure() -> None:
-    answer = run_row(answering(503, **{"Retry-After": "0.01"}))
-    assert cause_of(answer) == (500, "policy_model", 503, "infrastructure")
+    response = run_row(responding(503, **{"Retry-After": "0.01"}))
+    assert cause_of(response) == (500, "policy_model", 503, "infrastructure")
 
 
-def test_endpoint_that_is_not_there_is_infrastructure() -> None:
-    answer = run_row_at(f"http://127.0.0.1:{free_port()}/v1")
-    status, server, _, kind = cause_of(answer)
+def test_endpoint_that_refuses_connections_is_infrastructure() -> None:
+    response = run_row_at(f"http://127.0.0.1:{free_port()}/v1")
+    status, server, _, kind = cause_of(response)
     assert (status, server, kind) == (500, "policy_model", "infrastructure")
 
 
@@ -112,28 +112,28 @@ def test_endpoint_whose_address_does_not_resolve_is_configuration(
         raise socket.gaierror(errno, "no such host")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_such_host)
-    answer = run_row_at(f"{scheme}://no-such-host.invalid/v1", max_tries=1)
-    assert cause_of(answer) == (500, "policy_model", 503, kind)
-    assert "no-such-host.invalid" in asyncio.run(answer.text())
+    response = run_row_at(f"{scheme}://no-such-host.invalid/v1", max_tries=1)
+    assert cause_of(response) == (500, "policy_model", 503, kind)
+    assert "no-such-host.invalid" in asyncio.run(response.text())
 
 
-def test_endpoint_that_answers_no_json_is_infrastructure() -> None:
-    answer = run_row(lambda request: web.Response(text="<html>busy</html>"))
-    assert cause_of(answer) == (500, "policy_model", 502, "infrastructure")
-    assert "<html>busy" in asyncio.run(answer.text())
+def test_endpoint_response_that_is_not_json_is_infrastructure() -> None:
+    response = run_row(lambda request: web.Response(text="<html>busy</html>"))
+    assert cause_of(response) == (500, "policy_model", 502, "infrastructure")
+    assert "<html>busy" in asyncio.run(response.text())
 
 
 def test_exception_of_an_environment_is_data_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    answer = run_row(lambda request: [message("hi")], BrokenEnvironment)
-    assert cause_of(answer) == (500, "tools", 500, "data")
-    assert "no key for task 7" in asyncio.run(answer.text())
+    response = run_row(lambda request: [message("hi")], BrokenEnvironment)
+    assert cause_of(response) == (500, "tools", 500, "data")
+    assert "no key for task 7" in asyncio.run(response.text())
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.getMessage() == "tools: LookupError('no key for task 7')"
     assert record.exc_info and record.exc_info[0] is LookupError
     assert "raise LookupError" in caplog.text
 
 
-def test_exception_of_a_tool_is_for_the_model_to_see_and_logged_once(
+def test_exception_of_a_tool_goes_to_the_model_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def broken(body: dict[str, Any]) -> None:
@@ -143,9 +143,9 @@ def test_exception_of_a_tool_is_for_the_model_to_see_and_logged_once(
         outputs = tool_outputs(request)
         return [message(outputs[0])] if outputs else [function_call("broken")]
 
-    answer = run_row(script, with_tools(Environment, broken=broken))
-    assert answer.status == 200
-    rollout = asyncio.run(answer.json())
+    response = run_row(script, with_tools(Environment, broken=broken))
+    assert response.status == 200
+    rollout = asyncio.run(response.json())
     assert rollout["response"]["output"][1]["output"] == "\"LookupError('no such shelf')\""
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "tools: LookupError('no such shelf')"
@@ -155,16 +155,16 @@ def test_exception_of_a_tool_is_for_the_model_to_see_and_logged_once(
 @pytest.mark.parametrize(
     ("tool", "output"), [("no_such_tool", "there is no tool named"), ("find", "no such book")]
 )
-def test_404_of_a_tool_is_for_the_model_to_see(tool: str, output: str) -> None:
+def test_404_of_a_tool_goes_to_the_model(tool: str, output: str) -> None:
     async def find(body: dict[str, Any]) -> None:
         raise HTTPException(404, "no such book")
 
     def script(request: dict[str, Any]) -> list[dict[str, Any]]:
         return [message("sorry")] if tool_outputs(request) else [function_call(tool)]
 
-    answer = run_row(script, with_tools(Environment, find=find))
-    assert answer.status == 200
-    assert output in asyncio.run(answer.json())["response"]["output"][1]["output"]
+    response = run_row(script, with_tools(Environment, find=find))
+    assert response.status == 200
+    assert output in asyncio.run(response.json())["response"]["output"][1]["output"]
 
 
 def test_row_that_the_verifier_cannot_read_is_data() -> None:
@@ -172,25 +172,25 @@ def test_row_that_the_verifier_cannot_read_is_data() -> None:
         async def verify(self, body: StrictRequest) -> dict[str, Any]:
             return {"reward": 1.0}
 
-    answer = run_row(lambda request: [message("hi")], Strict)
-    assert cause_of(answer) == (500, "tools", 422, "data")
-    assert "wanted" in asyncio.run(answer.text())
+    response = run_row(lambda request: [message("hi")], Strict)
+    assert cause_of(response) == (500, "tools", 422, "data")
+    assert "wanted" in asyncio.run(response.text())
 
 
 class StrictRequest(BaseVerifyRequest):
     wanted: str
 
 
-def test_secret_is_in_no_answer_and_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_responses_and_logs_contain_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    answers = [
-        run_row(answering(401)),
+    responses = [
+        run_row(responding(401)),
         run_row(lambda request: web.Response(text="no json")),
         run_row_at(f"http://127.0.0.1:{free_port()}/v1"),
     ]
-    for answer in answers:
-        assert answer.status == 500
-        assert "sk-hush" not in asyncio.run(answer.text())
+    for response in responses:
+        assert response.status == 500
+        assert "sk-hush" not in asyncio.run(response.text())
     assert "sk-hush" not in caplog.text
 
 
@@ -204,9 +204,7 @@ def test_secret_is_in_no_answer_and_in_no_log(caplog: pytest.LogCaptureFixture) 
         (JudgeError("no verdict"), "judge_failed"),
     ],
 )
-def test_exception_of_an_environments_code_is_data_unless_it_is_our_clients(
-    error: Exception, kind: str
-) -> None:
+def test_exception_of_an_environment_is_data_unless_our_client_raised_it(error: Exception, kind: str) -> None:
     app = new_app()
 
     async def call(body: dict[str, Any]) -> None:
@@ -222,7 +220,7 @@ def test_exception_of_an_environments_code_is_data_unless_it_is_our_clients(
     + [(status, "infrastructure") for status in (408, 429, 503, 529)],
 )
 @pytest.mark.parametrize("query", ["", "?through=the-application"])
-def test_error_status_that_an_endpoint_chooses_names_its_cause(status: int, kind: str, query: str) -> None:
+def test_error_status_that_a_server_chooses_names_its_cause(status: int, kind: str, query: str) -> None:
     app = new_app()
 
     async def refuse(body: dict[str, Any]) -> None:
@@ -232,7 +230,7 @@ def test_error_status_that_an_endpoint_chooses_names_its_cause(status: int, kind
     assert cause_of(post(app, f"/refuse{query}", json={})) == (status, "it", status, kind)
 
 
-def test_failing_handler_is_an_answer_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_an_exception_handler_is_a_response_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     app = new_app()
 
     async def fail(body: dict[str, Any]) -> None:
@@ -243,12 +241,12 @@ def test_failing_handler_is_an_answer_and_logged(caplog: pytest.LogCaptureFixtur
         raise RuntimeError("second")
 
     app.post("/fail")(fail)
-    answer = post(app, "/fail", json={})
-    assert cause_of(answer) == (500, "it", 500, "data")
+    response = post(app, "/fail", json={})
+    assert cause_of(response) == (500, "it", 500, "data")
     assert [record.getMessage() for record in caplog.records] == ["it: RuntimeError('second')"]
 
 
-def test_secrets_of_the_configuration_are_in_no_answer_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_responses_and_logs_contain_no_secret_of_the_configuration(caplog: pytest.LogCaptureFixture) -> None:
     app = new_app()
 
     async def leak(body: dict[str, Any]) -> None:
@@ -256,12 +254,12 @@ def test_secrets_of_the_configuration_are_in_no_answer_and_no_log(caplog: pytest
 
     app.post("/leak")(leak)
     server = HostedServer("it", app, frozenset({"sk-very-secret"}))
-    answer = asyncio.run(local_client(it=server).post("it", "/leak", json={}))
-    assert asyncio.run(answer.text()) == "\"RuntimeError('cannot log in with ****')\""
+    response = asyncio.run(local_client(it=server).post("it", "/leak", json={}))
+    assert asyncio.run(response.text()) == "\"RuntimeError('cannot log in with ****')\""
     assert "sk-very-secret" not in caplog.text and "Traceback" in caplog.text
 
 
-def test_refusal_is_logged_in_one_line_where_it_became_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    run_row(answering(400))
+def test_refusal_is_logged_in_one_line_by_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    run_row(responding(400))
     refusals = [record.getMessage() for record in caplog.records if "400" in record.getMessage()]
     assert len(refusals) == 1 and refusals[0].startswith("agent: ")

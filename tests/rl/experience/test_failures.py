@@ -1,4 +1,4 @@
-"""Infrastructure or data: what may be tried again."""
+"""Infrastructure or data: which failures are worth another attempt."""
 
 import pickle
 import socket
@@ -43,7 +43,7 @@ def caused(error: Exception, *causes: Exception) -> Exception:
 
 
 def named(name: str, base: type[Exception] = Exception) -> Any:
-    """A class of a library that need not be installed."""
+    """A class of a library that may not be installed."""
     return type(name, (base,), {})
 
 
@@ -98,13 +98,13 @@ def test_causes_are_followed_for_eight_links(links: int, expected: FailureClass)
     assert classify_rollout_failure(caused(RuntimeError("x"), *chain, ConnectionError())) is expected
 
 
-def test_a_circle_of_causes_ends() -> None:
+def test_cycle_of_causes_is_not_followed_forever() -> None:
     error = RuntimeError("x")
     error.__cause__ = error
     assert classify_rollout_failure(error) is DATA
 
 
-def test_the_tree_of_failures_is_the_published_one_and_pickles() -> None:
+def test_failures_form_the_published_tree_and_can_be_pickled() -> None:
     infra = ("RolloutTimeout", "GenerationUnavailable", "NoHealthyShards", "GymTransportError")
     for name in (*infra, "RolloutInfraFailure", "RolloutDataFailure", "RolloutFailure"):
         cls = getattr(failures, name)
