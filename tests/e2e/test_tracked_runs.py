@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def metrics_in(database: Path) -> dict[str, float]:
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection:
         return dict(connection.execute("select key, value from latest_metrics").fetchall())
 
 

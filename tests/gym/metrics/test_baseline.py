@@ -232,7 +232,7 @@ def slow_uncertainty(name: str, values: list[float], tasks: list[int], mean: flo
         for group in {*tasks}
     ]
     error = math.sqrt(math.fsum(total**2 for total in totals) * groups / (groups - 1)) / len(values)
-    reach = {2: 12.7062047, 3: 4.3026527, 4: 3.1824463}[groups] * error
+    reach = {2: 12.706204736174694, 3: 4.302652729911275, 4: 3.182446305283708}[groups] * error
     low, high = mean - reach, mean + reach
     if {*values} <= {0.0, 1.0}:  # tested where it is made: tests/gym/metrics/test_uncertainty.py
         seen = estimate_mean(
