@@ -46,6 +46,9 @@ class Call(NamedTuple):
     aiohttp_options: Mapping[str, Any] = _NOTHING
     """Arguments that only aiohttp's `request` understands."""
 
+    def with_body(self, body: bytes) -> "Call":
+        return Call(*self[:2], body, *self[3:])  # half the time of `_replace`
+
     @property
     def url(self) -> str:
         return f"{self.origin}{self.target}"

@@ -115,7 +115,7 @@ class NeMoGymAsyncOpenAI:
         blank = self._blank_calls.get(url)
         if blank is None:
             blank = self._blank_calls[url] = parse_call("POST", url, json={}, headers=self._headers)
-        return blank._replace(body=encode_json(body))
+        return blank.with_body(encode_json(body))
 
     def _send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
         return send_with_retries(http_transport(call), call, self._retry, read=_unstreamed)
