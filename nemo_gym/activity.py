@@ -1,7 +1,7 @@
-"""What a rollout is doing right now: for deadlines of its calls, and for whoever asks what it waits for.
+"""What a rollout is doing right now: for the deadlines of its calls, and to show what it waits for.
 
-A collector gives each rollout in flight an `Activity` and makes it the current one; the client and the HTTP
-calls below note on it what they do. Between server processes it travels as a header.
+A collector gives each rollout in flight an `Activity` and makes it the current one. The client and the
+retries note on it what they do. Between server processes it travels as a header.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ _STEPS = {
     "/run": "the agent",
     "retry": "the wait for another attempt",
 }
-_ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth"}
 
 
 class EndpointLimit:
-    """How many calls one endpoint gets at once: more while all goes well, fewer when it is overloaded.
+    """How many calls one endpoint gets at once: more while calls succeed, fewer when it is overloaded.
 
-    Until the first overload the limit doubles with every limit's worth of answers, later it grows by one.
+    Until the first overload the limit doubles after as many successful calls as the limit; later it grows by
+    one.
     """
 
     DECREASE = 0.7
@@ -41,8 +41,8 @@ class EndpointLimit:
         self._decreased_at = float("-inf")
 
     async def acquire(self) -> float:
-        """Wait for a slot, first come, first served; gives the time at which it was had, for `release`."""
-        if self.in_flight < int(self.limit):  # then nobody waits
+        """Wait for a slot, first come, first served; returns the time at which it was free, for `release`."""
+        if self.in_flight < int(self.limit):  # then no call waits
             self.in_flight += 1
             return time.monotonic()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -51,15 +51,15 @@ class EndpointLimit:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with suppress(ValueError):  # passed over in the meantime
+                with suppress(ValueError):  # already skipped by `_wake`
                     self._waiting.remove(turn)
-            else:  # it was our turn: somebody else's now
+            else:  # the slot was given to this call already: pass it on
                 self.in_flight -= 1
                 self._wake()
             raise
         return time.monotonic()
 
-    def release(self, began: float, *, overloaded: bool, answered: bool) -> None:
+    def release(self, began: float, *, overloaded: bool, succeeded: bool) -> None:
         """A call is over."""
         self.in_flight -= 1
         if overloaded:
@@ -68,12 +68,12 @@ class EndpointLimit:
                 self.limit = max(1.0, self.limit * self.DECREASE)
                 self._is_probing = False
                 self._decreased_at = time.monotonic()
-        elif answered and 2 * (self.in_flight + 1) >= self.limit:  # only a limit in use is worth raising
+        elif succeeded and 2 * (self.in_flight + 1) >= self.limit:  # a limit that is not used is not raised
             self.limit = min(self.ceiling, self.limit + (1.0 if self._is_probing else 1.0 / self.limit))
         self._wake()
 
     def _wake(self) -> None:
-        """Hand free slots to those who wait; each has its slot from now on, before it runs."""
+        """Give free slots to waiting calls. The slot is taken from now on, before the call runs."""
         while self._waiting and self.in_flight < int(self.limit):
             turn = self._waiting.popleft()
             if not turn.done():
@@ -83,7 +83,7 @@ class EndpointLimit:
 
 @dataclass
 class EndpointLimits:
-    """The limits of every endpoint that a run calls."""
+    """The limits of all endpoints that a run calls."""
 
     ceiling: int
     by_origin: dict[str, EndpointLimit] = field(default_factory=dict)
@@ -98,63 +98,63 @@ class EndpointLimits:
         return limit
 
     def current(self) -> dict[str, int]:
-        """Calls that each endpoint gets at once right now."""
+        """How many calls each endpoint gets at once now."""
         return {origin: int(limit.limit) for origin, limit in self.by_origin.items()}
 
 
 @dataclass(slots=True, eq=False)
 class Activity:
-    """One try of one rollout."""
+    """One attempt of one rollout."""
 
     rollout: str
     """`task:rollout`."""
     call_timeout_s: float | None = None
     limits: EndpointLimits | None = None
-    """Where concurrency adapts."""
+    """None unless concurrency adapts."""
     attempt: int = 1
     ends: float | None = None
-    """When the try is given up, on this process's monotonic clock."""
+    """When the attempt is given up, on this process's monotonic clock."""
     step: str = ""
     since: float = 0.0
     model_calls: int = 0
-    tries: int = 1
-    """Of the call to an endpoint that goes on."""
-    trouble: str = ""
-    """What the last try ended with."""
+    retries: int = 0
+    """Of the current call to an endpoint."""
+    last_error: str = ""
+    """What the call before the retry ended with."""
 
     def begin(self, path: str) -> tuple[str, float]:
-        """A call to a server begins; gives what `end` takes to go back to what was before."""
+        """Start a call to a server. Returns the state before it, for `end`."""
         before = (self.step, self.since)
         if path in _MODEL_PATHS:
             self.model_calls += 1
             self.step = "model call"
         else:
             self.step = path
-        self.tries, self.trouble = 1, ""
+        self.retries, self.last_error = 0, ""
         self.since = time.monotonic()
         return before
 
     def end(self, before: tuple[str, float]) -> None:
         self.step, self.since = before
-        self.tries, self.trouble = 1, ""
+        self.retries, self.last_error = 0, ""
 
     def note_failure(self, failures: int, error: object) -> None:
-        """The call to an endpoint failed so often in a row, the last time with this status or error."""
-        self.tries = failures + 1
-        self.trouble = type(error).__name__ if isinstance(error, Exception) else str(error)
+        """The call to an endpoint has failed this many times in a row, the last time with this error."""
+        self.retries = failures
+        self.last_error = type(error).__name__ if isinstance(error, Exception) else str(error)
 
-    def wait_for_retry(self, trouble: object) -> None:
-        """The try is over; the next one begins after a while."""
-        self.step, self.trouble, self.tries = "retry", str(trouble), 1
+    def wait_for_retry(self, error: object) -> None:
+        """The attempt has failed; the next one starts after a delay."""
+        self.step, self.last_error, self.retries = "retry", str(error), 0
         self.since = time.monotonic()
 
     def waits_for(self) -> str:
-        """`312 s in model call 7, third try, 429`."""
+        """`312 s in model call 7, retry 2 after 429`."""
         if not self.step:
             return "starting"
         words = [f"{time.monotonic() - self.since:.0f} s in {self._step_name()}"]
-        if told := self.told_trouble():
-            words.append(told)
+        if error := self._error():
+            words.append(error)
         if self.attempt > 1:
             words.append(f"attempt {self.attempt} of the rollout")
         return ", ".join(words)
@@ -164,35 +164,32 @@ class Activity:
             return f"model call {self.model_calls}"
         return _STEPS.get(self.step) or f"tool {self.step.removeprefix('/')}"
 
-    def told_trouble(self) -> str:
-        """`third try, 429`; empty while all goes well."""
-        if not self.trouble:
-            return ""
-        number = _ORDINALS.get(self.tries, f"{self.tries}th")
-        return f"{number} try, {self.trouble}" if self.tries > 1 else self.trouble
+    def _error(self) -> str:
+        """`retry 2 after 429`; empty if there was no error."""
+        return f"retry {self.retries} after {self.last_error}" if self.retries else self.last_error
 
     def as_data(self) -> dict[str, str]:
-        """For whoever asks this process; with the step only where it is one of this process's."""
+        """For the activity report of this process; the step is empty if it is another process's."""
         return {
             "rollout": self.rollout,
             "waits_for": self.waits_for() if self.step else "",
-            "trouble": "" if self.step else self.told_trouble(),
+            "error": "" if self.step else self._error(),
         }
 
     def header(self) -> str:
-        """What goes along with a call to another process."""
+        """The value of the header that goes along with a call to another process."""
         ceiling = self.limits.ceiling if self.limits is not None else 0
         return (
             f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:.3f}"
         )
 
     def left_s(self) -> float | None:
-        """Until the try is given up; None where that is nobody's decision."""
+        """Seconds until the attempt is given up; None if it has no deadline."""
         return None if self.ends is None else max(0.001, self.ends - time.monotonic())
 
 
 def activity_from(header: str, limits: EndpointLimits | None = None) -> Activity | None:
-    """The activity that another process sent along; None where the header is not one of ours."""
+    """The activity that another process sent along; None if the header is not one of ours."""
     try:
         rollout, attempt, timeout, ceiling, left = header.split()
         if limits is not None:
@@ -205,4 +202,4 @@ def activity_from(header: str, limits: EndpointLimits | None = None) -> Activity
 
 
 current_activity: ContextVar[Activity | None] = ContextVar("current_activity", default=None)
-"""That of the rollout which the running code belongs to."""
+"""The activity of the rollout that the running code belongs to."""

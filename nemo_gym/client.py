@@ -32,7 +32,7 @@ def get_server_url(server_config: Mapping[str, Any] | BaseServerConfig) -> str:
 
 
 def base_url(host: str, port: int) -> str:
-    """Where to reach a server that listens on `host`: the wildcard address is not one to call."""
+    """The URL of a server that listens on `host`; the wildcard address cannot be called."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -117,12 +117,12 @@ class ServerClient:
 
     @property
     def is_local(self) -> bool:
-        """Whether it has servers of this process."""
+        """Whether it has servers in this process."""
         return bool(self._local_servers)
 
     @classmethod
     def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> "ServerClient":
-        """The client of the servers opened in this context, or of those a running head server knows."""
+        """The client of the servers opened in this context, or of those that a running head server knows."""
         opened = current_client.get()
         if head_server_config is None and opened is not None:
             return opened
@@ -138,7 +138,7 @@ class ServerClient:
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:
-        """The head server's address: from the configuration that is set, else the usual one."""
+        """The head server's address: from the configuration of this process, else the default."""
         from nemo_gym.config.current import maybe_get_global_config_dict
 
         values: Mapping[str, Any] = maybe_get_global_config_dict() or {}
@@ -207,11 +207,11 @@ class ServerClient:
 
 
 current_client: ContextVar[ServerClient | None] = ContextVar("current_client", default=None)
-"""The client of the servers that are open around the running code."""
+"""The client of the servers that are open in the running context."""
 
 
 def _config_on(page: str) -> dict[str, Any] | None:
-    """The configuration that a head server's page holds: YAML as a JSON text; None if it is another page."""
+    """The configuration on a head server's page: YAML in a JSON string; None if it is another page."""
     import yaml
 
     try:

@@ -1,8 +1,7 @@
 """HTTP: calls and responses, the transports of this process, retries. Alone speaks HTTP out."""
 
+from nemo_gym.http.blocking_get import fetch_text
 from nemo_gym.http.call import Call, parse_call
-from nemo_gym.http.fetch_text import fetch_text
-from nemo_gym.http.request import request
 from nemo_gym.http.response import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
@@ -35,6 +34,7 @@ from nemo_gym.http.session import (
     set_global_aiohttp_client,
 )
 from nemo_gym.http.transport import Transport
+from nemo_gym.http.url_request import request
 
 __all__ = [
     "CONNECT_ONLY",

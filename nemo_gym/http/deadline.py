@@ -1,7 +1,7 @@
 """Deadlines: what `asyncio.timeout` does, at a small part of its cost.
 
-They stand around every call of every rollout, and nearly all are of the same few lengths. Of those of one
-length the first to begin is the first to pass, so one timer of the event loop does for all of them.
+Every call of every rollout has one, and nearly all have one of a few lengths. Among deadlines of one length
+the first to start is the first to pass, so they share one timer of the event loop.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ _TICK_S = 0.001
 
 
 class Deadline:
-    """`with Deadline(5.0):` cancels the block after so long, and raises TimeoutError in its place.
+    """`with Deadline(5.0):` cancels the block after that many seconds and raises TimeoutError.
 
     None: no deadline.
     """
@@ -39,7 +39,7 @@ class Deadline:
             self._queue.add(self)
         return self
 
-    def pass_by(self) -> None:
+    def expire(self) -> None:
         """The time is over."""
         self.has_passed = True
         self._task.cancel()
@@ -51,7 +51,7 @@ class Deadline:
             return
         if not self.has_passed:
             self._queue.remove(self)
-        # If somebody else cancelled the task too, it is theirs to end.
+        # If the task was also cancelled from elsewhere, the cancellation goes on.
         elif (
             self._task.uncancel() <= self._cancelling
             and kind is not None
@@ -61,7 +61,7 @@ class Deadline:
 
 
 class _Queue:
-    """The deadlines of one length in one event loop, the oldest first. Gone when there are none."""
+    """The deadlines of one length in one event loop, the oldest first. It exists while there are any."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
@@ -88,7 +88,7 @@ class _Queue:
         now = self._loop.time() + _TICK_S
         while self._running and (oldest := next(iter(self._running))).ends <= now:
             del self._running[oldest]
-            oldest.pass_by()
+            oldest.expire()
         if self._running:
             self._arm()
         else:
@@ -101,4 +101,4 @@ class _Queue:
 
 
 _queues: dict[tuple[asyncio.AbstractEventLoop, float], _Queue] = {}
-"""Those with a deadline in them."""
+"""The queues that have deadlines in them."""

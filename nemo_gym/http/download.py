@@ -1,4 +1,4 @@
-"""A file over HTTP, for commands: what an interrupted download has is kept, and the next goes on there."""
+"""Downloads of files, for commands. An interrupted download is kept, and the next one continues it."""
 
 import ssl
 import urllib.error
@@ -10,26 +10,26 @@ _CHUNK = 2**18
 _TIMEOUT_S = 60.0
 
 Progress = Callable[[int, int | None], None]
-"""Takes the bytes that are there and those that there will be, if that is known."""
+"""Takes the number of bytes so far, and in total if known."""
 
 
 def download(url: str, part: Path, on_progress: Progress, *, ca_file: str | None = None) -> None:
-    """Fill `part` to its end. Raises OSError where that fails; what is there by then stays."""
+    """Complete the file `part`. Raises OSError on failure; the bytes received so far stay."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     context = ssl.create_default_context(cafile=ca_file) if url.startswith("https:") else None
     try:
-        answer = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and have:  # nothing beyond what is there
+        if error.code == 416 and have:  # the file is complete
             return
         raise
-    with answer, part.open("ab" if answer.status == 206 else "wb") as file:
+    with response, part.open("ab" if response.status == 206 else "wb") as file:
         have = file.tell()
-        length = answer.headers.get("Content-Length", "")
+        length = response.headers.get("Content-Length", "")
         total = have + int(length) if length.isdecimal() else None
-        while data := answer.read(_CHUNK):
+        while data := response.read(_CHUNK):
             file.write(data)
             have += len(data)
             on_progress(have, total)

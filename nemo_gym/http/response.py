@@ -1,6 +1,6 @@
-"""Answers: what came back from a server, the errors it can mean, and the cookies it set.
+"""Responses: what a server sent back, the errors it can mean, and the cookies it set.
 
-Invariant: an answer is read to its end before anyone sees it, so no caller can hold a connection.
+Invariant: a response is read to its end before the caller gets it, so no caller can hold a connection.
 """
 
 import re
@@ -23,7 +23,7 @@ FAILURE_SERVER_HEADER = "x-nemo-gym-failure-server"
 FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:-]+")
-"""Names that a cookie can have; one with another is passed over."""
+"""Valid names of cookies; others are ignored."""
 _URL_USER = re.compile(r"//[^/?#]*@")
 
 Cookies = Mapping[str, "str | Morsel[str]"]
@@ -31,7 +31,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class _Content:
-    """What `response.content` offers: the body from its start to its end, once."""
+    """What `response.content` is: the body as a stream that is read once."""
 
     __slots__ = ("_body", "_position")
 
@@ -46,7 +46,7 @@ class _Content:
 
 
 class ClientResponse:
-    """An answer, already read: the same class whether it came over HTTP or from this process."""
+    """A response, already read: the same class on every transport."""
 
     __slots__ = ("_body", "_content", "_cookies", "_headers", "_raw_headers", "method", "status", "url")
 
@@ -81,7 +81,7 @@ class ClientResponse:
 
     @property
     def cookies(self) -> SimpleCookie:
-        """The cookies this answer sets, as aiohttp gives them: name to morsel."""
+        """The cookies that this response sets, as aiohttp returns them: name to morsel."""
         if self._cookies is None:
             self._cookies = _jar(
                 [
@@ -119,7 +119,7 @@ class ClientResponse:
             raise ServerCallError(self)
 
     def release(self) -> None:
-        """Nothing to release; here for code written for aiohttp's response."""
+        """Does nothing; for code written for aiohttp's response."""
 
     close = release
 
@@ -162,7 +162,7 @@ class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
         return type(self)(ClientResponse(self.status, headers, self.response_content, method=method, url=url))
 
     def __str__(self) -> str:
-        origin = f" ({self.server} answered {self.origin_status})" if self.server else ""
+        origin = f" ({self.server} responded with {self.origin_status})" if self.server else ""
         return f"{self.request_info.method} {self.request_info.url}: {self.status}{origin}: {self.message}"
 
     def __repr__(self) -> str:
@@ -196,12 +196,14 @@ class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
 
 
 class NoJsonError(ServerUnreachableError, JSONDecodeError):
-    """An answer came whose body should be JSON and is not: cut off, or a page of some gateway."""
+    """A response whose body should be JSON and is not: cut off, or the page of a gateway."""
 
     def __init__(self, response: ClientResponse, error: Exception) -> None:
         body = response._body.decode("utf-8", "replace")
         call = f"{response.method} {_shown(response.url)}"
-        reason = f"{call} answered {response.status} with a body that is no JSON ({error}): {body[:200]!r}"
+        reason = (
+            f"{call} responded with {response.status} and a body that is not JSON ({error}): {body[:200]!r}"
+        )
         JSONDecodeError.__init__(self, reason, body, getattr(error, "pos", 0))
         self.args, self.server, self.reason = (reason,), "", reason
         self.kind = FailureKind.INFRASTRUCTURE
@@ -211,14 +213,14 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
 
 
 def _shown(url: str) -> str:
-    """A URL without what may be secret in it: user, password and query."""
+    """A URL without the parts that may be secret: user, password and query."""
     return _URL_USER.sub("//", url).partition("?")[0]
 
 
 async def raise_for_status(response: "ClientResponse | aiohttp.ClientResponse") -> None:
-    """Raise an error that carries `status` and `response_content` if the answer is an error.
+    """Raise an error that carries `status` and `response_content` if the status is an error.
 
-    Takes what the shared aiohttp client gives too.
+    Takes responses of the shared aiohttp client too.
     """
     if isinstance(response, aiohttp.ClientResponse) and not response.ok:
         headers, body = tuple(response.headers.items()), await response.read()

@@ -19,7 +19,7 @@ from nemo_gym.http.response import ClientResponse
 from nemo_gym.http.transport import Transport
 
 MAX_NUM_TRIES = 3
-"""Tries of a call whose connection is refused, or of an endpoint that fails."""
+"""How often a call is sent at most if its connection is refused or the endpoint fails."""
 
 RATE_LIMIT_ERROR_CODES = list(RATE_LIMIT_STATUSES)
 RETRY_ERROR_CODES = list(RETRIED_STATUSES)
@@ -27,34 +27,34 @@ RETRY_ERROR_CODES = list(RETRIED_STATUSES)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When a call is made again."""
+    """When a call is sent again."""
 
     attempts: int = MAX_NUM_TRIES
-    """Tries of a call that fails; an answer of 429 is not counted among them."""
+    """How often a call that fails is sent at most; responses with status 429 are not counted."""
     base_delay_s: float = 0.5
-    """First wait; doubles on each later try, half of it random."""
+    """Delay before the first retry; doubles before each later one, half of it random."""
     max_delay_s: float = 30.0
-    """Longest single wait, unless a server asks for a longer one."""
+    """Longest delay, unless a server asks for a longer one."""
     total_s: float = 3600.0
-    """No further try begins after this long, and to an endpoint outside none goes on; a server that asks for
-    a longer wait than is left is not waited for. Generous: a long generation is one try."""
+    """No retry starts after this long, and a call to an endpoint is given up. If a server asks for a longer
+    delay than is left, there is no retry. Generous: a long generation is one call."""
     statuses: tuple[int, ...] = ()
-    """Answers that are worth another try: those of an endpoint outside. Empty between our own servers."""
+    """Statuses of responses after which a call is sent again. Empty between our own servers."""
 
     def delay_s(self, failures: int, retry_after_s: float | None) -> float:
-        """How long to wait after so many failures in a row."""
+        """The delay after this many failures in a row."""
         if retry_after_s is not None:
-            return max(retry_after_s, self.base_delay_s)  # one that asks for none must not be flooded
-        doublings = min(failures - 1, 64)  # far past any longest wait, and no overflow
+            return max(retry_after_s, self.base_delay_s)  # no server may be flooded
+        doublings = min(failures - 1, 64)  # far beyond any longest delay, without overflow
         longest = min(self.base_delay_s * 2.0**doublings, self.max_delay_s)
         return longest * (0.5 + random.random() / 2)
 
 
 CONNECT_ONLY = RetryPolicy(base_delay_s=0.1, total_s=10.0)
-"""Between our own servers: only what never reached the other side is sent again."""
+"""Between our own servers: a call is sent again only if it never reached the server."""
 
 MODEL_ENDPOINT = RetryPolicy(statuses=RETRIED_STATUSES)
-"""To an endpoint outside: its own failures and its rate limit too."""
+"""To a model endpoint: also after its failures and its rate limit."""
 
 _NEVER_SENT = (
     aiohttp.ClientConnectorError,
@@ -67,7 +67,7 @@ Read = Callable[[ClientResponse], ClientResponse]
 
 
 class Clock(NamedTuple):
-    """The time that retries go by."""
+    """The clock of the retries."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -84,19 +84,19 @@ async def send_with_retries(
     read: Read | None = None,
     clock: Clock = _REAL_TIME,
 ) -> ClientResponse:
-    """Send a call until it works, the tries are used up or the time is over; the last outcome counts.
+    """Send a call until it succeeds or the policy allows no further retry; the last outcome counts.
 
-    `read` makes the response of what came, as part of the try: what it raises counts as the connection's.
+    `read` makes the response of the one received. An error that it raises counts as one of the connection.
     """
     activity = current_activity.get() if policy.statuses else None
     limit = activity.limits.of(call.origin) if activity is not None and activity.limits is not None else None
     deadline = clock.now() + policy.total_s
     left_s = policy.total_s  # to the digit: deadlines of one length share a timer
-    tries, failures = 0, 0
+    sent, failures = 0, 0
     while True:
         error: Exception | None = None
         response: ClientResponse | None = None
-        began = await limit.acquire() if limit is not None else 0.0  # not part of the try: it may take long
+        began = await limit.acquire() if limit is not None else 0.0  # the call's time starts after it
         try:
             with Deadline(_longest_s(call, policy, activity, left_s)):
                 received = await transport.send(call)
@@ -113,11 +113,11 @@ async def send_with_retries(
         if response is not None and response.status not in policy.statuses:
             return response
         failures += 1
-        tries += response is None or response.status not in UNCOUNTED_STATUSES
+        sent += response is None or response.status not in UNCOUNTED_STATUSES
         if activity is not None:
             activity.note_failure(failures, response.status if response is not None else error)
         delay = policy.delay_s(failures, retry_after_s(response))
-        if tries >= policy.attempts or clock.now() + delay > deadline:
+        if sent >= policy.attempts or clock.now() + delay > deadline:
             if response is None:
                 assert error is not None
                 raise error
@@ -127,9 +127,9 @@ async def send_with_retries(
 
 
 def _longest_s(call: Call, policy: RetryPolicy, activity: Activity | None, left_s: float) -> float | None:
-    """The longest that one try may take.
+    """The longest that a call may take before it is given up.
 
-    None between our servers, unless the caller says it: there one call may be a whole rollout.
+    None between our servers, unless the caller sets it: there one call may be a whole rollout.
     """
     if not policy.statuses:
         return call.timeout_s
@@ -139,11 +139,11 @@ def _longest_s(call: Call, policy: RetryPolicy, activity: Activity | None, left_
 
 def _release(limit: EndpointLimit, began: float, response: ClientResponse | None) -> None:
     overloaded = response is not None and response.status in OVERLOAD_STATUSES
-    limit.release(began, overloaded=overloaded, answered=response is not None and response.ok)
+    limit.release(began, overloaded=overloaded, succeeded=response is not None and response.ok)
 
 
 def retry_after_s(response: ClientResponse | None) -> float | None:
-    """The wait a server asks for: seconds, or a date; milliseconds where it says those too."""
+    """The delay a server asks for: in seconds or as a date; in milliseconds if it gives those too."""
     if response is None:
         return None
     with suppress(ValueError):

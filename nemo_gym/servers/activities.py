@@ -1,5 +1,5 @@
-"""The rollouts in a server process: their deadlines hold here too, and it tells what they wait for and how
-many calls their endpoints get.
+"""The rollouts in a server process: their deadlines hold here too, and `/ng_activity` reports what they wait
+for and how many calls their endpoints get.
 
 Callers in other processes send the rollout's activity along as a header (`nemo_gym.activity`).
 """
@@ -22,7 +22,7 @@ _SHOWN = 1000
 
 
 class Activities:
-    """Around the application of a served process."""
+    """Wraps the application of a server process."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,10 +55,10 @@ class Activities:
         self._running[activity] = None
         try:
             left_s = activity.left_s()
-            # A moment more than the caller waits: whose deadline it is should find out first.
+            # A little longer than the caller waits, so that the deadline passes there first.
             with Deadline(None if left_s is None else left_s + 1.0):
                 await self._app(scope, receive, send)
-        except TimeoutError:  # the caller has given it up too
-            logger.warning("rollout %s: %s was not done in time", activity.rollout, scope["path"])
+        except TimeoutError:  # the caller has given up too
+            logger.warning("rollout %s: %s did not finish in time", activity.rollout, scope["path"])
         finally:
             del self._running[activity]

@@ -16,7 +16,7 @@ from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.undocumented.uvicorn_internals import serving
 
 GRACE_S = 10
-"""How long running requests may take to finish once a server is told to stop."""
+"""How long running requests may take to finish once a server is asked to stop."""
 BACKLOG = 8192
 """Connections that may wait to be accepted: a collector opens hundreds at once."""
 _START_UP_FAILED = 3
@@ -86,7 +86,7 @@ def serve(
 
 @asynccontextmanager
 async def serve_head(head: HeadServer) -> AsyncIterator[None]:
-    """The head server answers while the context is open."""
+    """The head server is served while the context is open."""
     host, port = head.config.host, head.config.port
     try:
         listener = listen(host, port)

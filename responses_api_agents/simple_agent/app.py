@@ -1,4 +1,4 @@
-"""The stock agent: model, tools, model, … until the model is done; then verification."""
+"""The default agent: model, tools, model, … until the model calls no more tools; then verification."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,16 +21,15 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 from nemo_gym.server_utils import ClientResponse
 
 Item = dict[str, Any]
-ServerRef = ModelServerRef | ResourcesServerRef
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
     resources_server: ResourcesServerRef
     model_server: ModelServerRef
     max_steps: int | None = Field(default=None, ge=1)
-    """Most model calls in one episode; None leaves it to the model to stop."""
+    """Most model calls in one episode; None: until the model calls no more tools."""
     skip_verification: bool = False
-    """Give every rollout `skip_verification_reward` instead of asking the verifier."""
+    """Give every rollout `skip_verification_reward` instead of calling the verifier."""
     skip_verification_reward: float = 0.0
 
 
@@ -40,13 +39,13 @@ class Episode:
 
     params: dict[str, Any]
     cookies: dict[str, Any]
-    """Sessions on all servers: each answer's cookies go along with the next call."""
+    """Sessions on all servers: the cookies of each response go along with the next call."""
     output: list[Item] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     last: dict[str, Any] = field(default_factory=dict)
 
     def take_response(self, response: dict[str, Any]) -> list[Item]:
-        """Append what the model generated; gives the function calls that are to be made."""
+        """Append what the model generated; returns the function calls to make."""
         self.last = response
         self.output += response["output"]
         if response.get("usage"):
@@ -88,13 +87,13 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return Response(await verified.read(), media_type="application/json")
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
-        answer = await self._post(self.config.resources_server, "/aggregate_metrics", body, {})
-        answer.raise_for_status()
-        return AggregateMetrics.model_validate(await answer.json())
+        response = await self._post(self.config.resources_server, "/aggregate_metrics", body, {})
+        response.raise_for_status()
+        return AggregateMetrics.model_validate(await response.json())
 
     async def has_own_metrics(self) -> bool:
-        answer = await self.server_client.get(self.config.resources_server.name, "/aggregate_metrics")
-        return not answer.ok or (await answer.json()).get("own") is not False
+        response = await self.server_client.get(self.config.resources_server.name, "/aggregate_metrics")
+        return not response.ok or (await response.json()).get("own") is not False
 
     async def _run_episode(self, params: dict[str, Any], cookies: dict[str, Any]) -> Episode:
         episode = Episode(params, cookies)
@@ -121,7 +120,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return response
 
     async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> str:
-        """What the tool says, whatever its status, for the model to read."""
+        """The tool's output for the model to read, whatever its status."""
         name = call.get("name")
         if not isinstance(name, str) or is_reserved_tool_name(name):
             return f"There is no tool named {name!r}."
@@ -129,13 +128,15 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             arguments = json.loads(call.get("arguments") or "")
         except (TypeError, ValueError, RecursionError) as error:
             return f"The arguments of this call are not JSON: {error}"
-        answer = await self._post(self.config.resources_server, f"/{name}", arguments, cookies)
-        return await answer.text()
+        response = await self._post(self.config.resources_server, f"/{name}", arguments, cookies)
+        return await response.text()
 
-    async def _post(self, server: ServerRef, path: str, body: Any, cookies: dict[str, Any]) -> ClientResponse:
-        answer = await self.server_client.post(server.name, path, json=body, cookies=cookies)
-        cookies.update(answer.cookies)
-        return answer
+    async def _post(
+        self, server: ResourcesServerRef, path: str, body: Any, cookies: dict[str, Any]
+    ) -> ClientResponse:
+        response = await self.server_client.post(server.name, path, json=body, cookies=cookies)
+        cookies.update(response.cookies)
+        return response
 
 
 if __name__ == "__main__":

@@ -29,19 +29,19 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     openai_base_url: str
     openai_api_key: str = Field(repr=False)
     openai_model: str
-    """The model asked for, whatever a request names."""
+    """The model that every request gets, whatever model it names."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Laid over every request, as it goes to the endpoint."""
+    """Fields set on every request to the endpoint, over those of the request."""
     openai_default_headers: dict[str, str] = Field(default_factory=dict, repr=False)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
     """Most requests at the endpoint at once; None: as many as there are rollouts."""
     upstream_api: Literal["auto", "responses", "chat_completions"] = "auto"
-    """Which API the endpoint has; requests of the other one are converted. auto: found out by asking."""
+    """Which API the endpoint has; requests of the other one are converted. auto: detected by calling it."""
     uses_reasoning_parser: bool = True
-    """Whether a Chat Completions endpoint has reasoning in a field of its own; else it stands in the text,
-    between think tags. Matters where requests are converted."""
+    """Whether a Chat Completions endpoint returns reasoning in a field of its own; otherwise it is in the
+    text, between think tags. Used when requests are converted."""
     stream: bool = False
-    """Ask for a stream and put it together: some gateways cut requests that are silent for long."""
+    """Request a stream and put it together: some gateways close connections that are silent for long."""
     request_timeout_s: float | None = Field(default=None, gt=0)
     """Longest time of one request to the endpoint, retries included; None: 3600 s, for long generations."""
     max_tries: int = Field(default=3, ge=1)
@@ -55,7 +55,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
     def check_config(cls, config: OpenAIModelConfig) -> None:
         NeMoGymAsyncOpenAI(config.openai_base_url, config.openai_api_key)  # refuses an invalid address
 
-    # What every request reads is a cached property: pydantic finds a private attribute thirty times slower.
+    # Cached properties, because pydantic looks private attributes up thirty times slower.
     @cached_property
     def endpoint(self) -> NeMoGymAsyncOpenAI:
         """Its completions belong to the caller: another client in its place must not keep them."""
@@ -75,7 +75,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
 
     @cached_property
     def takes_seed(self) -> bool:
-        """OpenAI's own Responses API refuses the parameter."""
+        """OpenAI's own Responses API rejects the parameter."""
         return urlsplit(self.config.openai_base_url).hostname != "api.openai.com"
 
     @cached_property

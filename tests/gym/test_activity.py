@@ -6,19 +6,19 @@ import pytest
 from nemo_gym.activity import Activity, EndpointLimit, EndpointLimits, activity_from
 
 
-def test_an_activity_tells_the_call_the_try_and_its_trouble() -> None:
+def test_an_activity_shows_the_call_the_retry_and_the_last_error() -> None:
     activity = Activity("3:0")
     for _ in range(7):
         before = activity.begin("/v1/responses")
         activity.end(before)
     activity.begin("/v1/responses")
-    activity.tries, activity.trouble = 3, "429"
+    activity.note_failure(2, 429)
     activity.since -= 312
-    assert activity.waits_for() == "312 s in model call 8, third try, 429"
+    assert activity.waits_for() == "312 s in model call 8, retry 2 after 429"
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "shown"),
     [
         ("/verify", "0 s in verification"),
         ("/seed_session", "0 s in seeding"),
@@ -26,10 +26,10 @@ def test_an_activity_tells_the_call_the_try_and_its_trouble() -> None:
         ("/get_weather", "0 s in tool get_weather"),
     ],
 )
-def test_an_activity_names_its_step(path: str, told: str) -> None:
+def test_an_activity_names_its_step(path: str, shown: str) -> None:
     activity = Activity("0:0")
     activity.begin(path)
-    assert activity.waits_for() == told
+    assert activity.waits_for() == shown
 
 
 def test_a_call_within_a_call_ends_with_the_outer_one_going_on() -> None:
@@ -59,15 +59,15 @@ def test_a_limit_doubles_until_the_first_overload_then_grows_by_one() -> None:
         before = limit.limit
         began = [await limit.acquire() for _ in range(int(before))]
         for one in began:
-            limit.release(one, overloaded=False, answered=True)
+            limit.release(one, overloaded=False, succeeded=True)
             await limit.acquire()  # it stays full
         assert limit.limit == 2 * before
-        limit.release(await full(limit), overloaded=True, answered=False)
+        limit.release(await full(limit), overloaded=True, succeeded=False)
         lowered = limit.limit
         assert lowered == pytest.approx(2 * before * EndpointLimit.DECREASE)
         limit.in_flight = int(lowered)
         for _ in range(int(lowered)):
-            limit.release(0.0, overloaded=False, answered=True)
+            limit.release(0.0, overloaded=False, succeeded=True)
             limit.in_flight += 1
         assert lowered < limit.limit < lowered + 1.1
 
@@ -85,7 +85,7 @@ def test_many_refusals_of_one_moment_count_as_one() -> None:
         limit = EndpointLimit(64)
         began = [await limit.acquire() for _ in range(16)]
         for one in began:
-            limit.release(one, overloaded=True, answered=False)
+            limit.release(one, overloaded=True, succeeded=False)
         return limit.limit
 
     assert asyncio.run(refused()) == pytest.approx(16 * EndpointLimit.DECREASE)
@@ -98,7 +98,7 @@ def test_who_gives_up_waiting_for_a_slot_takes_none() -> None:
         impatient = asyncio.create_task(limit.acquire())
         patient = asyncio.create_task(limit.acquire())
         await asyncio.sleep(0)
-        limit.release(began, overloaded=False, answered=True)
+        limit.release(began, overloaded=False, succeeded=True)
         impatient.cancel()  # at the moment of its turn
         await asyncio.wait_for(patient, 1)
         assert limit.in_flight == 1
@@ -128,7 +128,7 @@ def test_calls_get_their_turn_in_the_order_they_came() -> None:
                 began = await limit.acquire()
                 served.append(number)
                 await asyncio.sleep(0)
-                limit.release(began, overloaded=False, answered=False)
+                limit.release(began, overloaded=False, succeeded=False)
 
         await asyncio.gather(*[rollout() for _ in range(128)])
         return asked, served
@@ -145,11 +145,11 @@ def test_slot_of_a_call_that_gave_up_waiting_goes_to_the_next() -> None:
         await asyncio.sleep(0)
         first.cancel()  # while it waits
         await asyncio.sleep(0)
-        limit.release(began, overloaded=False, answered=True)
+        limit.release(began, overloaded=False, succeeded=True)
         second.cancel()  # it has its turn, and does not know yet
         async with asyncio.timeout(1):
             began = await third
-        limit.release(began, overloaded=False, answered=True)
+        limit.release(began, overloaded=False, succeeded=True)
         assert limit.in_flight == 0
         async with asyncio.timeout(1):
             await limit.acquire()

@@ -53,8 +53,8 @@ def _activities(url: str) -> list[dict[str, Any]]:
 def _merged(own: dict[str, Any], told: list[dict[str, Any]]) -> str:
     """The agent's word on what it waits for, with the trouble that a server below it has."""
     steps = [one["waits_for"] for one in told if one.get("waits_for")]
-    troubles = [one["trouble"] for one in told if one.get("trouble")]
-    return ", ".join([*(steps[:1] or [own["waits_for"]]), *troubles[:1]])
+    errors = [one["error"] for one in told if one.get("error")]
+    return ", ".join([*(steps[:1] or [own["waits_for"]]), *errors[:1]])
 
 
 class ServedLimits:

@@ -118,7 +118,7 @@ def test_error_says_who_failed_first_and_how() -> None:
         "data",
         500,
     )
-    assert "policy_model answered 400" in str(error)
+    assert "policy_model responded with 400" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_body_that_is_no_json_is_told_with_whose_answer_it_was(body: bytes) -> N
         asyncio.run(answer.json())
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
         assert isinstance(error, ServerUnreachableError)
-        assert "POST policy_model/v1/responses answered 200 with a body that is no JSON" in str(error)
+        assert "POST policy_model/v1/responses responded with 200 and a body that is not JSON" in str(error)
     assert raised.value.doc == body.decode()
 
 

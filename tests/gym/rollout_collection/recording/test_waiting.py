@@ -68,7 +68,7 @@ def test_limits_of_a_server_that_is_gone_are_forgotten() -> None:
 
 def test_what_a_server_says_of_a_rollout_stands_in_the_status() -> None:
     async def run() -> list[str]:
-        page = '{"rollouts": [{"rollout": "0:0", "waits_for": "3 s in model call 2", "trouble": ""}]}'
+        page = '{"rollouts": [{"rollout": "0:0", "waits_for": "3 s in model call 2", "error": ""}]}'
         status = {"oldest": [{"rollout": name, "waits_for": "the agent"} for name in ("0:0", "1:0")]}
         async with serving(answering(page)) as one, serving(answering("[1, 2]")) as strange:
             found = await asyncio.to_thread(with_server_activities, status, [strange, one])
