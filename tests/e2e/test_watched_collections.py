@@ -111,7 +111,8 @@ def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: Runs) -> None:
         collector = runs.start(hosting="served", rollout_timeout_s=1, **settings)
         assert collector.wait() == 1 and "1 timeout" in collector.output
         assert wait_until(lambda: bool(fleet.lines_of("calculator_simple_agent")))
-        assert "rollout 0:0: /run did not finish in time" in "".join(fleet.lines_of("calculator_simple_agent"))
+        lines = "".join(fleet.lines_of("calculator_simple_agent"))
+        assert "rollout 0:0: /run did not finish in time" in lines
 
 
 def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: Runs) -> None:
