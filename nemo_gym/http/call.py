@@ -47,7 +47,7 @@ class Call(NamedTuple):
     """Arguments that only aiohttp's `request` understands."""
 
     def with_body(self, body: bytes) -> "Call":
-        return Call(*self[:2], body, *self[3:])  # half the time of `_replace`
+        return Call._make((*self[:2], body, *self[3:]))  # half the time of `_replace`
 
     @property
     def url(self) -> str:
