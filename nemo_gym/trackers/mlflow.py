@@ -1,12 +1,14 @@
 """MLflow: one run with metrics, tags for what is text, the settings as parameters, the rollouts as a file.
 
-MLflow's patience is set through environment variables alone. They are changed while one of our calls lasts,
-and only where the user has not set them.
+MLflow reads its timeouts from environment variables only. They are set during each call, unless the user has
+set them.
 """
 
 import json
+import logging
 import math
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nemo_gym.environment_variables import variables_set
 from nemo_gym.extras import load_extra
 from nemo_gym.trackers.names import allowed_names
 from nemo_gym.trackers.tracker import TrackedRun
@@ -22,26 +25,27 @@ from nemo_gym.trackers.tracker_config import TrackerConfig
 ARTIFACT_FOLDER = "rollouts"
 DEFAULT_EXPERIMENT = "Default"
 
+_LOGGERS = ("mlflow", "alembic", "sqlalchemy.engine")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_METRICS_A_BATCH = 1000
-_TEXTS_A_BATCH = 100
+_METRICS_PER_BATCH = 1000
+_TEXTS_PER_BATCH = 100
 _LONGEST_TEXT = 500
-"""Characters of a parameter or tag that every server takes, a whole batch of them too."""
+"""Characters of a parameter or tag that every server accepts, also in a full batch."""
 _REQUEST_S = 10
 _UPLOAD_S = 60
-"""Longest wait for an answer once all is sent: the server may pass a file on before it answers."""
+"""Longest wait for the response once a file is sent: the server may pass it on before it responds."""
 
 Item = TypeVar("Item")
 
 
 def needed_modules(tracking_uri: str) -> tuple[str, ...]:
-    """What must be installed to reach this place."""
+    """The packages needed for this tracking URI."""
     is_database = tracking_uri.startswith(_DATABASES)
     return ("mlflow", "sqlalchemy", "alembic") if is_database else ("mlflow",)
 
 
 class MlflowTracker:
-    """A run that was started at its tracking server or store."""
+    """A run on a tracking server or in a store."""
 
     def __init__(self, mlflow: Any, client: Any, run: Any, place: str) -> None:
         self._mlflow = mlflow
@@ -53,7 +57,7 @@ class MlflowTracker:
     def open(cls, config: TrackerConfig) -> "MlflowTracker":
         mlflow = load_extra("mlflow", "mlflow", "tracking with MLflow")
         experiment = config.mlflow_experiment_name or DEFAULT_EXPERIMENT
-        with _impatient(mlflow, _REQUEST_S):
+        with _short_calls(_REQUEST_S):
             client = mlflow.MlflowClient(tracking_uri=config.mlflow_tracking_uri)
             run = client.create_run(
                 _experiment_id(mlflow, client, experiment), run_name=config.mlflow_run_name or None
@@ -68,20 +72,20 @@ class MlflowTracker:
         numbers = _renamed(metrics, _number)
         texts = _renamed(metrics, lambda value: value if isinstance(value, str) else None)
         settings = _renamed(dict(_flat(run.settings)), _text)
-        with _impatient(self._mlflow, _REQUEST_S):
-            for some in _batches(settings, _TEXTS_A_BATCH):
+        with _short_calls(_REQUEST_S):
+            for some in _batches(settings, _TEXTS_PER_BATCH):
                 self._log(params=[entities.Param(name, text[:_LONGEST_TEXT]) for name, text in some])
-            for some in _batches(texts, _TEXTS_A_BATCH):
+            for some in _batches(texts, _TEXTS_PER_BATCH):
                 self._log(tags=[entities.RunTag(name, text[:_LONGEST_TEXT]) for name, text in some])
-            for batch in _batches(numbers, _METRICS_A_BATCH):
+            for batch in _batches(numbers, _METRICS_PER_BATCH):
                 self._log(metrics=[entities.Metric(name, value, now_ms, 0) for name, value in batch])
 
     def upload(self, rollouts: Iterable[bytes], path: Path | None) -> None:
-        with _impatient(self._mlflow, _UPLOAD_S), _file_with(rollouts, path) as file:
+        with _short_calls(_UPLOAD_S), _file_with(rollouts, path) as file:
             self._client.log_artifact(self._run_id, str(file), ARTIFACT_FOLDER)
 
     def finish(self, ok: bool) -> str:
-        with _impatient(self._mlflow, _REQUEST_S):
+        with _short_calls(_REQUEST_S):
             self._client.set_terminated(self._run_id, "FINISHED" if ok else "FAILED")
         return self._place
 
@@ -94,7 +98,7 @@ def _experiment_id(mlflow: Any, client: Any, name: str) -> Any:
     if found is None:
         try:
             return client.create_experiment(name)
-        except mlflow.MlflowException:  # another run may have made it meanwhile
+        except mlflow.MlflowException:  # another run may have created it in the meantime
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -102,7 +106,7 @@ def _experiment_id(mlflow: Any, client: Any, name: str) -> Any:
 
 
 def _renamed(values: Mapping[str, Any], as_kind: Callable[[Any], Item | None]) -> dict[str, Item]:
-    """Those values that are of a kind, under names that MLflow takes."""
+    """The values of one kind, under names that MLflow accepts."""
     kept = {name: item for name, value in values.items() if (item := as_kind(value)) is not None}
     names = allowed_names(kept)
     return {names[name]: item for name, item in kept.items()}
@@ -139,7 +143,7 @@ def _batches(values: Mapping[str, Item], most: int) -> Iterator[list[tuple[str, 
 
 @contextmanager
 def _file_with(rollouts: Iterable[bytes], path: Path | None) -> Iterator[Path]:
-    """The file that holds the rollouts; where there is none, one that is there meanwhile."""
+    """The file that holds the rollouts; a temporary one if there is none."""
     if path is not None:
         yield path
         return
@@ -151,23 +155,33 @@ def _file_with(rollouts: Iterable[bytes], path: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _impatient(mlflow: Any, timeout_s: int) -> Iterator[None]:
-    """Calls that give up within half a minute or so, and say nothing on the terminal."""
-    wanted = {
+def _short_calls(timeout_s: int) -> Iterator[None]:
+    """Calls that give up within about half a minute and print nothing."""
+    settings = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": timeout_s,
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 2,
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": 1,
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": True,
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": False,
-        "MLFLOW_ALLOW_FILE_STORE": True,  # whoever names a folder wants one
+        "MLFLOW_ALLOW_FILE_STORE": True,  # a tracking URI that is a folder asks for it
     }
-    known = {getattr(mlflow.environment_variables, name, None): value for name, value in wanted.items()}
-    ours = {variable: value for variable, value in known.items() if variable and not variable.is_set()}
-    for variable, value in ours.items():
-        variable.set(value)
+    with variables_set({name: str(value) for name, value in settings.items()}), _quiet_logs():
+        yield
+
+
+@contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """No log lines of MLflow, or of the database library below it, from this thread."""
+    thread = threading.get_ident()
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    handlers = {handler for name in _LOGGERS for handler in logging.getLogger(name).handlers}
+    for handler in handlers:
+        handler.addFilter(is_shown)
     try:
-        with load_extra("mlflow.utils.logging_utils", "mlflow", "MLflow").suppress_logs_in_thread():
-            yield
+        yield
     finally:
-        for variable in ours:
-            variable.unset()
+        for handler in handlers:
+            handler.removeFilter(is_shown)

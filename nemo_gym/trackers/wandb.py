@@ -1,20 +1,19 @@
 """W&B: one run, with all metrics in its first step and a table of the rollouts in its second.
 
-Invariant: W&B gets what we hand over. Its own capture of the console, the code and the command line (which
-may hold keys) is off, and the API key goes into no file.
+Invariant: W&B gets only what is passed to it. Its own capture of the console, the code and the command line
+(which may contain keys) is off, and the API key is not written to any file.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.config.current import get_wandb_run
-from nemo_gym.errors import ConfigError
 from nemo_gym.extras import load_extra
 from nemo_gym.trackers.tracker import TrackedRun
 from nemo_gym.trackers.tracker_config import TrackerConfig
+from nemo_gym.undocumented.wandb_internals import disable_error_reports, internal_settings, quiet_terminal
 
 TABLE = "Rollouts"
 COLUMN = "Rollout"
@@ -26,24 +25,16 @@ _SETTINGS = {
     "disable_code": True,
     "disable_git": True,
     "label_disable": True,
-    "x_disable_meta": True,
-    "x_disable_stats": True,
-    "x_disable_machine_info": True,
-    "x_save_requirements": False,
     "finish_timeout_raises": True,
-    # A server that is down is seen after three tries within seconds, not after minutes.
-    "x_graphql_retry_max": 2,
-    "x_graphql_retry_wait_min_seconds": 1.0,
-    "x_graphql_timeout_seconds": 15.0,
 }
 _INIT_S = 30.0
-"""Longest wait for the server to take the run."""
+"""Longest wait for the server to accept the run."""
 _MOST_BYTES = 1 << 30
-"""Of rollouts in a table, which W&B holds in memory twice over."""
+"""Limit on the rollouts in a table, which W&B holds in memory twice."""
 
 
 class WandbTracker:
-    """A run of ours, or the one that environment code has active: that one is added to and left open."""
+    """A run of our own, or the run that environment code has active, which is extended and left open."""
 
     def __init__(self, wandb: Any, run: Any, is_own: bool) -> None:
         self._wandb = wandb
@@ -56,8 +47,8 @@ class WandbTracker:
         wandb = load_extra("wandb", "wandb", "tracking with W&B")
         if (active := get_wandb_run()) is not None:
             return cls(wandb, active, is_own=False)
-        _send_no_error_reports()
-        with _silenced(wandb):
+        disable_error_reports()
+        with quiet_terminal(wandb):
             run = wandb.init(
                 project=config.wandb_project,
                 name=config.wandb_name or None,
@@ -74,7 +65,7 @@ class WandbTracker:
     def upload(self, rollouts: Iterable[bytes], path: Path | None) -> None:
         cells = table_cells(rollouts, self._wandb.Table.MAX_ARTIFACT_ROWS, _MOST_BYTES)
         if not cells.are_all:
-            self._note += f"; of the rollouts only the first {len(cells.texts):,}, a table takes no more"
+            self._note += f"; only the first {len(cells.texts):,} rollouts: a table holds no more"
         self._run.log({TABLE: self._wandb.Table(columns=[COLUMN], data=[[text] for text in cells.texts])})
 
     def finish(self, ok: bool) -> str:
@@ -94,7 +85,7 @@ class WandbTracker:
 
 @dataclass(frozen=True)
 class TableCells:
-    """As many rollouts as a table takes."""
+    """As many rollouts as a table holds."""
 
     texts: list[str]
     are_all: bool
@@ -113,33 +104,15 @@ def table_cells(rollouts: Iterable[bytes], most: int, most_bytes: int) -> TableC
 
 
 def _settings(wandb: Any, api_key: str | None, limit_s: float) -> Any:
-    """Ours, as far as this version of W&B knows them; all others are the user's."""
-    wanted = {
+    """Our settings; all others are the user's."""
+    return wandb.Settings(
         **_SETTINGS,
+        **internal_settings(),
         **({"api_key": api_key} if api_key else {}),
-        "init_timeout": min(_INIT_S, limit_s / 3),
-        "finish_timeout": limit_s / 2,
-    }
-    known = wandb.Settings.model_fields
-    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+        init_timeout=min(_INIT_S, limit_s / 3),
+        finish_timeout=limit_s / 2,
+    )
 
 
 def _primitives(metrics: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in metrics if isinstance(value, bool | int | float | str | None))
-
-
-@contextmanager
-def _silenced(wandb: Any) -> Iterator[None]:
-    """No lines about the login on stderr; nor a question for a key, which nobody may be there to answer."""
-    settings = wandb.setup().settings
-    wandb.termsetup(wandb.Settings(silent=True), None)
-    try:
-        yield
-    finally:
-        wandb.termsetup(settings, None)
-
-
-def _send_no_error_reports() -> None:
-    """Those go to the same server, and would hold up the end of the process where it does not answer."""
-    with suppress(ConfigError, AttributeError):  # a module that other versions do not have
-        load_extra("wandb.analytics.opentelemetry.opentelemetry_proxy", "wandb", "W&B").disable()
