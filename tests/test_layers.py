@@ -170,6 +170,7 @@ def test_phases_of_a_collection_import_only_from_phases_below(file: Path) -> Non
 
 RL_ORDER = [
     "lazy",
+    "undocumented",
     "data.interfaces",
     "utils.timer",
     "utils.wandb_metrics",
@@ -203,13 +204,14 @@ RL_ORDER = [
 """From low to high; a package stands for the modules in it that are not named."""
 REACH_GYM = {
     "lazy",
+    "undocumented",
     "utils.wandb_metrics",
     "experience.failures",
     "environments.nemo_gym",
     "experience.adapters",
     "models.weights",
 }
-"""Where nemo_gym is reached: the handle, the failure kinds, its weights, and extras that may be missing."""
+"""Where nemo_gym is reached: the handle, failure kinds, weights, probes, and extras that may be missing."""
 RL_FILES = sorted(file for file in (ROOT / "nemo_rl").rglob("*.py") if file.stem != "__init__")
 
 

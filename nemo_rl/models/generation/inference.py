@@ -10,10 +10,11 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from nemo_rl.lazy import lazy
+from nemo_rl.undocumented.transformers_internals import attention_without_masks, grouped_attention
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-_GROUPED_SDPA = "nemo_rl_grouped_sdpa"
 _LOCKS: WeakKeyDictionary[object, threading.Lock] = WeakKeyDictionary()
 """Of each model that generates: what is put back belongs to the model, whichever backend runs it."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -33,9 +33,9 @@ def check_model(model: PreTrainedModel, max_model_len: int) -> None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and max_model_len > positions:
         raise ValueError(f"max_model_len {max_model_len} is more than the model's {positions} positions")
-    if config._attn_implementation not in ("sdpa", "eager", _GROUPED_SDPA):
+    if attention := attention_without_masks(model):
         raise ValueError(
-            f"attention {config._attn_implementation!r} takes no mask of ours; "
+            f"attention {attention!r} does not take the masks used here; "
             'load the model with attn_implementation="sdpa" or "eager"'
         )
     layer_types = set(getattr(config, "layer_types", None) or ())
@@ -59,62 +59,19 @@ def check_model(model: PreTrainedModel, max_model_len: int) -> None:
 @contextmanager
 def generating(model: PreTrainedModel) -> Iterator[None]:
     """The model is the generation's own within this."""
-    with _LOCKS.setdefault(model, threading.Lock()), _changed(model), torch.no_grad():
+    lock = _LOCKS.setdefault(model, threading.Lock())
+    with lock, _in_eval_mode(model), grouped_attention(model), torch.no_grad():
         # Not inference_mode: what a module keeps of a pass (positions, say) must serve a learner's pass too.
         yield
 
 
 @contextmanager
-def _changed(model: PreTrainedModel) -> Iterator[None]:
+def _in_eval_mode(model: PreTrainedModel) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
-    config = model.config.get_text_config()
-    attention = config._attn_implementation
     try:
         for module in training:
             module.training = False
-        if attention == "sdpa" and model.device.type == "cpu":
-            config._attn_implementation = _register_grouped_sdpa()
         yield
     finally:
-        config._attn_implementation = attention
         for module in training:
             module.training = True
-
-
-def _register_grouped_sdpa() -> str:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(_GROUPED_SDPA, _grouped_sdpa)
-    AttentionMaskInterface.register(_GROUPED_SDPA, sdpa_mask)
-    return _GROUPED_SDPA
-
-
-def _grouped_sdpa(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """As transformers' own, but heads that share keys do not get a copy of the whole cache each.
-
-    With a mask transformers repeats keys and values before the call; on a CPU this takes longer than all else
-    that attention does.
-    """
-    if attention_mask is None or options.get("position_bias") is not None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return output, None
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=options.get("dropout", 0.0),
-        scale=options.get("scaling"),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return output.transpose(1, 2).contiguous(), None

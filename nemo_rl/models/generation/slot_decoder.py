@@ -13,14 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nemo_rl.lazy import lazy
-from nemo_rl.models.generation.kv_cache import SlotCache, Window
+from nemo_rl.models.generation.kv_store import new_store
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-else:
-    torch = lazy("torch")
 
 _PASS_TOKENS = 512
 """Prompt tokens of one pass: enough for full speed, few enough that masks and activations stay small."""
@@ -47,7 +44,7 @@ class SlotDecoder:
         self.computed_prompt_tokens = 0
         """Those that were found in no slot."""
         self._slots: list[Slot] = []
-        self._cache = SlotCache(max_rows, max_model_len)
+        self._store = new_store(max_rows, max_model_len)
         self._departures = 0
 
     def held(self, prompt: Sequence[int]) -> int:
@@ -91,7 +88,7 @@ class SlotDecoder:
         if self.rows:
             raise AssertionError(f"{self.rows} rows are in flight; their keys and values are needed")
         self._slots.clear()
-        self._cache.clear()
+        self._store.clear()
 
     def _claim(self, tokens: list[int]) -> int:
         """The next row, holding the longest beginning of `tokens` that is stored.
@@ -128,14 +125,14 @@ class SlotDecoder:
         source = self._source(tokens)
         shared = self._shared(source, tokens)
         if shared > len(self._slots[target].tokens):
-            self._cache.copy(source, target, shared)
+            self._store.copy(source, target, shared)
             self._slots[target].tokens = tokens[:shared]
 
     def _swap(self, first: int, second: int) -> None:
         if first == second:
             return
         one, other = self._slots[first], self._slots[second]
-        self._cache.swap(first, second, len(one.tokens), len(other.tokens))
+        self._store.swap(first, second, len(one.tokens), len(other.tokens))
         self._slots[first], self._slots[second] = other, one
 
     def _leaders(self, owed: Mapping[int, list[int]]) -> list[int]:
@@ -161,55 +158,11 @@ class SlotDecoder:
 
     def _forward(self, rows: list[int], chunks: list[list[int]]) -> torch.Tensor:
         """One pass over new tokens of these rows; logits `[B, V]` behind each last one."""
-        feed = _feed(rows, [len(self._slots[row].tokens) for row in rows], chunks, self.model)
-        self._cache.open(feed.window)
-        output = self.model(
-            input_ids=feed.ids_B_Q,
-            attention_mask=feed.mask_B_1_Q_W,
-            position_ids=feed.positions_B_Q,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        starts = [len(self._slots[row].tokens) for row in rows]
+        logits_B_V = self._store.forward(self.model, rows, starts, chunks)
         for row, chunk in zip(rows, chunks, strict=True):
             self._slots[row].tokens.extend(chunk)
-        logits_B_V: torch.Tensor = output.logits[:, -1]
         return logits_B_V
-
-
-@dataclass(frozen=True)
-class _Feed:
-    """What a model is given in a pass: B rows of Q new tokens that see W columns."""
-
-    ids_B_Q: torch.Tensor
-    positions_B_Q: torch.Tensor
-    mask_B_1_Q_W: torch.Tensor
-    """Added to attention scores: the form that each implementation of attention takes."""
-    window: Window
-
-
-def _feed(rows: list[int], starts: list[int], chunks: list[list[int]], model: PreTrainedModel) -> _Feed:
-    device, dtype = model.device, model.dtype
-    lengths = [len(chunk) for chunk in chunks]
-    ids_B_Q = torch.tensor([chunk + chunk[-1:] * (max(lengths) - len(chunk)) for chunk in chunks])
-    lengths_B_1, starts_B_1 = torch.tensor(lengths)[:, None], torch.tensor(starts)[:, None]
-    queries_Q = torch.arange(max(lengths))
-    # Padding stays at the last token's position: learned positions may end there.
-    positions_B_Q = starts_B_1 + queries_Q.minimum(lengths_B_1 - 1)
-    width = int((starts_B_1 + lengths_B_1).max())
-    hidden_B_Q_W = torch.arange(width) > positions_B_Q[:, :, None]
-    mask_B_Q_W = torch.zeros(hidden_B_Q_W.shape, dtype=dtype)
-    mask_B_Q_W.masked_fill_(hidden_B_Q_W, torch.finfo(dtype).min)
-    batch_T, query_T = (queries_Q < lengths_B_1).nonzero(as_tuple=True)
-    window = Window(
-        slots=rows,
-        width=width,
-        batch_T=batch_T.to(device),
-        query_T=query_T.to(device),
-        slot_T=torch.tensor(rows)[batch_T].to(device),
-        column_T=positions_B_Q[batch_T, query_T].to(device),
-    )
-    return _Feed(ids_B_Q.to(device), positions_B_Q.to(device), mask_B_Q_W[:, None].to(device), window)
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -74,6 +74,7 @@ def request(*prompt: int, seed: int = 0) -> Any:
     return batch_of([prompt], seeds=[seed])
 
 
+@pytest.mark.fast_path  # one pass per sequence otherwise
 def test_coroutines_progress_together_in_one_batch() -> None:
     model = endless_llama()
     rows_of_passes: list[int] = []
@@ -124,6 +125,7 @@ def test_a_request_that_comes_late_joins_and_leaves_while_others_run() -> None:
     assert all(rescored_gap(model, output) < 1e-4 for output in outputs)
 
 
+@pytest.mark.fast_path  # one pass per sequence otherwise
 def test_more_requests_than_rows_wait_their_turn() -> None:
     model = endless_llama()
     widest = 0
