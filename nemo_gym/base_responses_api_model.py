@@ -32,7 +32,8 @@ class SimpleResponsesAPIModel(SimpleServer):
         return settings.get("max_concurrent_requests") is not None
 
     def setup_webserver(self) -> FastAPI:
-        app = FastAPI()
+        # A subclass may define its start-up and shutdown as `_lifespan`.
+        app = FastAPI(lifespan=getattr(self, "_lifespan", None))
         self.setup_session_middleware(app)
         app.post("/v1/responses")(self.responses)
         app.post("/v1/chat/completions")(self.chat_completions)

@@ -11,12 +11,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from types import FrameType
-from typing import Any
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import encode_json
@@ -25,7 +22,6 @@ from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http.session import enable_plain_client
 from nemo_gym.launch.embedded import build_hosted
-from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import GRACE_S, serve
 
 
@@ -51,7 +47,7 @@ def main() -> None:
     except NeMoGymError as error:
         _tell(options.status_fd, {"error": str(error)})
         sys.exit(error.exit_code)
-    _tell_of_failed_start(hosted, options.status_fd)
+    hosted.app.add_middleware(_StartUpErrors, status_fd=options.status_fd)
     # uvicorn puts its own handler over this one, and raises the signal again once it has stopped.
     signal.signal(signal.SIGTERM, parent.end)
     parent.asks_first.set()
@@ -72,21 +68,35 @@ def _take_standard_input() -> int:
     return lifeline
 
 
-def _tell_of_failed_start(hosted: HostedServer, status_fd: int) -> None:
-    """An error of a server's start-up that says what to do is told as one, not as uvicorn's traceback."""
-    lifespan = hosted.app.router.lifespan_context
+class _StartUpErrors:
+    """Middleware: reports an error at start-up that says what to do, instead of uvicorn's traceback."""
 
-    @asynccontextmanager
-    async def told(app: FastAPI) -> AsyncIterator[Any]:
-        async with AsyncExitStack() as running:
-            try:
-                state = await running.enter_async_context(lifespan(app))
-            except NeMoGymError as error:
-                _tell(status_fd, {"error": str(error)})
+    def __init__(self, app: ASGIApp, status_fd: int) -> None:
+        self._app = app
+        self._status_fd = status_fd
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        failed: list[Message] = []
+
+        async def send_unless_failed(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                failed.append(message)
+            else:
+                await send(message)
+
+        try:
+            await self._app(scope, receive, send_unless_failed)
+        except NeMoGymError as error:
+            if failed:
+                _tell(self._status_fd, {"error": str(error)})
                 os._exit(error.exit_code)
-            yield state
-
-    hosted.app.router.lifespan_context = told
+            raise
+        finally:
+            for message in failed:
+                await send(message)
 
 
 def _tell(status_fd: int, message: dict[str, object]) -> None:

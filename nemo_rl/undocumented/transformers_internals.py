@@ -243,6 +243,7 @@ def _check() -> bool:
     """A tiny model computes two sequences of different lengths in two passes as it computes each alone."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    model_class: Any = LlamaForCausalLM
     config = LlamaConfig(
         vocab_size=8,
         hidden_size=8,
@@ -254,7 +255,7 @@ def _check() -> bool:
     )
     cache, sequences = SlotCache(2, 8), [[1, 2, 3, 4], [5, 6, 7]]
     with torch.random.fork_rng(), torch.no_grad():
-        model = LlamaForCausalLM(config).eval()
+        model = model_class(config).eval()
         alone_B_V = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in sequences])
         with _grouped(config):
             cache.forward(model, [0, 1], [0, 0], [sequences[0][:3], sequences[1][:1]])

@@ -51,7 +51,6 @@ class LocalModel(SimpleResponsesAPIModel):
     def setup_webserver(self) -> FastAPI:
         self.engine  # noqa: B018 - built now: a missing file is reported before anything is started
         app = super().setup_webserver()
-        app.router.lifespan_context = self._lifespan
         app.post("/load_weights")(self.load_weights)
         return app
 
