@@ -133,9 +133,8 @@ def test_rollout_that_times_out_reports_what_it_was_doing(runs: Runs) -> None:
 def test_code_that_ignores_its_cancellation_is_abandoned(runs: Runs) -> None:
     both = [unruly(runs, NEVER_ENDS, below=hosting) for hosting in ("local", "processes")]
     settings = {"rollout_timeout_s": 0.5, "max_attempts": 1}
-    collectors = [
-        one.start(executor=one.folder.name, **settings) for one in both
-    ]  # each takes several seconds
+    # At the same time, because each takes several seconds.
+    collectors = [one.start(executor=one.folder.name, **settings) for one in both]
     shutting_down = unruly(runs, "async def end(self): await never_end()\nServer.end = end\n")
     assert shutting_down.start().wait() == 0
     shutting_down.check_complete()

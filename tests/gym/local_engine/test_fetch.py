@@ -159,9 +159,9 @@ def test_fetched_weights_are_complete_and_no_other_file_remains(index: Index, tm
 
 def test_second_fetch_sends_no_request(index: Index, tmp_path: Path) -> None:
     fetch(tmp_path)
-    asked = len(index.ranges)
+    requests = len(index.ranges)
     fetch(tmp_path)
-    assert len(index.ranges) == asked
+    assert len(index.ranges) == requests
 
 
 def test_broken_download_continues_where_it_broke(index: Index, tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ fetch(Path({str(tmp_path)!r}))
         assert wait_until(lambda: part.exists() and part.stat().st_size > 100_000)
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "models" / "tiny.gguf").exists()
-    had, index.hangs_at = part.stat().st_size, None
+    size, index.hangs_at = part.stat().st_size, None
     assert fetch(tmp_path).read_bytes() == CONTENT
-    assert index.ranges[-1] == f"bytes={had}-"
+    assert index.ranges[-1] == f"bytes={size}-"
     assert files_of(tmp_path) == ["tiny.gguf"]
 
 
@@ -290,9 +290,9 @@ def test_command_fetches_the_weights_into_the_cache_and_shows_progress(tmp_path:
             fetched = run_command(*command)
             assert fetched.returncode == 0, fetched.stderr
             assert cached.read_bytes() == content
-            asked = len(index.ranges)
+            requests = len(index.ranges)
             again = run_command(*command)
-            assert (again.returncode, len(index.ranges)) == (0, asked)
+            assert (again.returncode, len(index.ranges)) == (0, requests)
     finally:
         cached.unlink(missing_ok=True)  # large, and kept for three runs
     first, last = fetched.stdout.splitlines()
