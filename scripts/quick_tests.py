@@ -16,7 +16,7 @@ from pathlib import Path
 from scripts.import_graph import ImportGraph
 
 ROOT = Path(__file__).resolve().parent.parent
-MAIN = "main"
+MAIN_BRANCHES = ("refs/heads/main", "refs/remotes/origin/main")
 MAX_DISTANCE = 3
 STOP_AFTER_S = 60
 COMPONENTS = ("resources_servers", "responses_api_agents", "responses_api_models")
@@ -27,7 +27,8 @@ ALWAYS = (Path("tests/test_layers.py"), Path("tests/gym/test_imports.py"))
 
 def changed_files(root: Path = ROOT) -> list[Path]:
     """Their paths, relative to `root`."""
-    base = _git(root, "merge-base", "HEAD", MAIN)[0]
+    branches = _git(root, "for-each-ref", "--format=%(refname)", *MAIN_BRANCHES)
+    base = _git(root, "merge-base", "HEAD", branches[0])[0] if branches else "HEAD"
     changed = {
         *_git(root, "diff", "--name-only", base),
         *_git(root, "ls-files", "--others", "--exclude-standard"),

@@ -96,6 +96,14 @@ def test_changes_are_those_of_the_branch_and_of_the_working_tree(root: Path) -> 
     assert changed_files(root) == [Path("pkg/core.py"), Path("pkg/front.py"), Path("pkg/new.py")]
 
 
+def test_changes_without_a_main_branch_are_those_of_the_working_tree(root: Path) -> None:
+    git(root, "init", "--initial-branch=work")
+    git(root, "add", ".")
+    git(root, "commit", "-m", "first")
+    (root / "pkg/core.py").write_text("value = 1\n")
+    assert changed_files(root) == [Path("pkg/core.py")]
+
+
 @pytest.mark.parametrize(("seconds", "passed"), [("0", 0), ("60", 2)])
 def test_no_test_starts_after_the_time_limit(tmp_path: Path, seconds: str, passed: int) -> None:
     (tmp_path / "test_it.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
