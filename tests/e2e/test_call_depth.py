@@ -2,8 +2,10 @@
 
 import asyncio
 import asyncio.selector_events
+import re
 import sys
 from collections import defaultdict
+from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -80,3 +82,15 @@ def test_a_model_call_is_few_frames_deep_and_no_two_functions_share_a_name(
             functions[code.co_name].add(code)
         twins = {name for name, codes in functions.items() if len(codes) > 1}
         assert not twins - PUBLISHED, f"{sorted(twins)} in:\n{shown}"
+
+
+def test_the_documented_walk_of_a_rollout_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("## The walk of one rollout\n")[2].partition("\n## ")[0]
+    documented = re.findall(r"`((?:nemo_gym|resources_servers|responses_api_\w+)/[\w/]+\.py)`", section)
+    assert documented and all((ROOT / file).is_file() for file in documented)
+    for stack in stacks_at_the_socket(tmp_path, monkeypatch):
+        files = [str(Path(code.co_filename).relative_to(ROOT)) for code in reversed(stack)]
+        remaining = iter(documented)
+        missing = [file for file, _ in groupby(files) if file not in remaining]
+        assert not missing, f"not in the walk, or not in this order: {missing}"
