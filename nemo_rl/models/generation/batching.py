@@ -1,8 +1,8 @@
 """The thread that generates: continuous batching.
 
-Between two steps waiting requests join, as long as there are rows, and those that finished or were cancelled
-leave. What the model raises fails the requests in flight; the thread goes on with later ones. Only this
-thread calls the model. When the last of all requests is answered, the model is as it was (`inference.py`).
+Between two steps, waiting requests join while there are free rows, and finished or cancelled requests leave.
+An exception of the model fails the requests in flight; the thread continues with later ones. Only this thread
+calls the model. After the last request, the model is in its original state (`inference.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Meter:
-    """What was done since the beginning."""
+    """Totals since the start."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -43,7 +43,7 @@ class Meter:
     steps: int = 0
     busy_s: float = 0.0
     waited_s: float = 0.0
-    """From a request to its joining the batch, summed over requests."""
+    """Time from a request to its joining the batch, summed over requests."""
 
 
 class BatchingLoop:
@@ -56,7 +56,7 @@ class BatchingLoop:
         self._waiting: deque[Request] = deque()
         self._rows: list[Request] = []
         self._finished: list[Request] = []
-        """Not yet told."""
+        """Their futures are not set yet."""
         self._pauses = 0
         self._is_busy = False
         self._is_closed = False
@@ -64,7 +64,7 @@ class BatchingLoop:
         self._thread: threading.Thread | None = None
         self._noted_s = 0.0
         self._process = os.getpid()
-        """A thread does not come along into a forked one."""
+        """The thread does not exist in a forked process."""
 
     def submit(self, request: Request) -> None:
         with self._changed:
@@ -82,7 +82,7 @@ class BatchingLoop:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No request runs within this: those in flight are finished first, others wait."""
+        """No request runs inside this context: those in flight finish first, others wait."""
         with self._changed:
             self._pauses += 1
         try:
@@ -94,7 +94,7 @@ class BatchingLoop:
                 self._changed.notify_all()
 
     def forget(self) -> bool:
-        """Let later requests use nothing that was computed before; whether there was anything."""
+        """Later requests use nothing computed before; returns whether there was anything."""
         with self._changed:
             if not self._is_busy:
                 return self._decoder.forget()
@@ -102,7 +102,7 @@ class BatchingLoop:
             return True
 
     def release(self) -> None:
-        """Give the cache's memory back, once nothing is in flight."""
+        """Free the memory of the cache once nothing is in flight."""
         with self.paused():
             self._decoder.release()
 
@@ -121,7 +121,7 @@ class BatchingLoop:
         }
 
     def close(self) -> None:
-        """Fail what has not finished, and end the thread."""
+        """Fail the unfinished requests and end the thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -142,17 +142,17 @@ class BatchingLoop:
                 with generating(self._decoder.model):
                     self._play()
             except Exception as error:  # the boundary between a model's failure and the requests it concerns
-                logger.warning("%s requests fail with what the model raised: %r", len(self._rows), error)
+                logger.warning("%s requests failed, the model raised: %r", len(self._rows), error)
                 self._drop_rows(error)
                 self._decoder.forget()  # it may have ended in the middle of a change
             with self._changed:
                 self._note_busy()
                 self._is_busy = False
                 self._changed.notify_all()
-            self._settle_finished()
+            self._report_finished()
 
     def _wait_for_work(self) -> bool:
-        """Whether there is some; False at the end."""
+        """Wait for requests; returns False once the loop is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or (self._waiting and not self._pauses))
             self._is_busy = not self._is_closed
@@ -174,7 +174,7 @@ class BatchingLoop:
             self._step()
             self._note_busy()
             if self._rows or self._waiting:  # else the model is put back first
-                self._settle_finished()
+                self._report_finished()
         self._drop_rows(NoHealthyShards("the generation was closed while this request ran"))
 
     def _admit(self) -> None:
@@ -231,9 +231,9 @@ class BatchingLoop:
             self._rows[row] = self._rows[-1]
             self._rows.pop()
 
-    def _settle_finished(self) -> None:
+    def _report_finished(self) -> None:
         for request in self._finished:
-            request.settle()
+            request.finish()
         self._finished.clear()
 
     def _drop_rows(self, error: Exception) -> None:

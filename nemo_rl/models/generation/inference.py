@@ -1,7 +1,7 @@
 """A model while it generates: in eval mode, without gradients, with attention that reads a KV cache in place.
 
-All of it is put back when the generation ends: the model may be a learner's. One generation at a time has it;
-another on the same model waits.
+Everything is restored when the generation ends: the model may be a learner's. One generation at a time uses a
+model; another waits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ else:
     torch = lazy("torch")
 
 _LOCKS: WeakKeyDictionary[object, threading.Lock] = WeakKeyDictionary()
-"""Of each model that generates: what is put back belongs to the model, whichever backend runs it."""
+"""One per model: its state is saved and restored, whichever backend runs it."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def check_model(model: PreTrainedModel, max_model_len: int) -> None:
-    """ValueError for a model that `SlotDecoder` would not run, or not rightly."""
+    """Raise ValueError for a model that `SlotDecoder` cannot run correctly."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and max_model_len > positions:
@@ -58,7 +58,7 @@ def check_model(model: PreTrainedModel, max_model_len: int) -> None:
 
 @contextmanager
 def generating(model: PreTrainedModel) -> Iterator[None]:
-    """The model is the generation's own within this."""
+    """Inside this context the model belongs to the generation."""
     lock = _LOCKS.setdefault(model, threading.Lock())
     with lock, _in_eval_mode(model), grouped_attention(model), torch.no_grad():
         # Not inference_mode: what a module keeps of a pass (positions, say) must serve a learner's pass too.

@@ -1,4 +1,4 @@
-"""A request to a batch of them, and what came of it."""
+"""One request to the generation backend, and its result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Generated:
     tokens: list[int]
     logprobs: list[float]
     truncated: bool
-    """The room ended it, not a stop token or text."""
+    """Ended by the token limit, not by a stop token or stop string."""
 
 
 @dataclass(eq=False)
 class Request:
-    """What is asked for, and how far it is. Whoever asks waits for `future`, and may cancel it."""
+    """A prompt and its progress. The caller waits for `future` and may cancel it."""
 
     prompt: list[int]
     room: int
@@ -36,7 +36,7 @@ class Request:
     sampling: Sampling
     stop: StopRule
     generator: torch.Generator
-    """Its own: what neighbours draw changes nothing here."""
+    """Not shared: other requests in the batch do not affect the draws of this one."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     truncated: bool = False
@@ -45,11 +45,11 @@ class Request:
 
     @property
     def next_token(self) -> int:
-        """The one that the model has not seen."""
+        """The token that the model has not seen yet."""
         return self.tokens[-1] if self.tokens else self.prompt[-1]
 
     def take(self, token: int, logprob: float) -> bool:
-        """One more; whether it was the last."""
+        """Add a token; returns whether it was the last."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.stop.is_met(self.tokens):
@@ -57,8 +57,8 @@ class Request:
         self.truncated = len(self.tokens) >= self.room
         return self.truncated
 
-    def settle(self) -> None:
-        with suppress(InvalidStateError):  # cancelled meanwhile
+    def finish(self) -> None:
+        with suppress(InvalidStateError):  # cancelled in the meantime
             self.future.set_result(Generated(self.prompt, self.tokens, self.logprobs, self.truncated))
 
     def fail(self, error: BaseException) -> None:

@@ -4,7 +4,7 @@ Rows are the sequences in flight and fill the first slots, in order; the slots b
 the tokens of sequences that left. A slot's `tokens` are those whose keys are stored, added after the pass
 that computed them: a pass that fails leaves every slot as it was. A row that joins starts from the longest
 beginning of its prompt that a slot holds. So siblings of a group and the next turn of a conversation compute
-only what nobody has computed.
+only what has not been computed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Slot:
 
     tokens: list[int] = field(default_factory=list)
     is_stale: bool = False
-    """Computed with weights that have changed since: nobody may start from it."""
+    """Computed with weights that have changed since: no sequence may start from it."""
     left_at: int = 0
-    """When its sequence left, as a count of those that did."""
+    """How many sequences had left when this one did."""
 
 
 class SlotDecoder:
@@ -42,24 +42,24 @@ class SlotDecoder:
         self.max_rows = max_rows
         self.rows = 0
         self.computed_prompt_tokens = 0
-        """Those that were found in no slot."""
+        """Tokens that no slot held."""
         self._slots: list[Slot] = []
         self._store = new_store(max_rows, max_model_len)
         self._departures = 0
 
     def held(self, prompt: Sequence[int]) -> int:
-        """How much of its beginning is stored. Whoever has most joins first, or another may take its slot."""
+        """How many of its first tokens are stored. Join the prompt with most first, or its slot may go."""
         return max((self._shared(slot, prompt) for slot in range(len(self._slots))), default=0)
 
     def join(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Rows for these, in their order, behind those there are; computes all but each one's last token."""
+        """Append a row per prompt, in order; computes all tokens but the last of each."""
         if self.rows + len(prompts) > self.max_rows:
             raise AssertionError(f"{len(prompts)} prompts join {self.rows} rows of at most {self.max_rows}")
-        owed = {self._claim(list(prompt[:-1])): list(prompt[:-1]) for prompt in prompts}
-        while owed := {row: tokens for row, tokens in owed.items() if self._missing(row, tokens)}:
-            leaders = self._leaders(owed)
-            self._compute({row: owed.pop(row) for row in leaders})
-            for row, tokens in owed.items():
+        remaining = {self._claim(list(prompt[:-1])): list(prompt[:-1]) for prompt in prompts}
+        while remaining := {row: tokens for row, tokens in remaining.items() if self._missing(row, tokens)}:
+            leaders = self._leaders(remaining)
+            self._compute({row: remaining.pop(row) for row in leaders})
+            for row, tokens in remaining.items():
                 self._copy_beginning(row, tokens)
 
     def step(self, tokens_N: Sequence[int]) -> torch.Tensor:
@@ -67,7 +67,7 @@ class SlotDecoder:
         return self._forward(list(range(self.rows)), [[token] for token in tokens_N])
 
     def leave(self, row: int) -> None:
-        """The last row takes its place; its tokens stay for those who begin with them."""
+        """The last row takes its place; its tokens stay for later prompts that start with them."""
         self._departures += 1
         if self._slots[row].is_stale:
             self._slots[row] = Slot()
@@ -76,7 +76,7 @@ class SlotDecoder:
         self._swap(row, self.rows)
 
     def forget(self) -> bool:
-        """Let nobody start from what is stored, because weights change; whether anything was."""
+        """No sequence may start from what is stored, because the weights change; returns whether any was."""
         had = any(slot.tokens and not slot.is_stale for slot in self._slots)
         self._slots[self.rows :] = [Slot() for _ in self._slots[self.rows :]]
         for slot in self._slots[: self.rows]:
@@ -84,7 +84,7 @@ class SlotDecoder:
         return had
 
     def release(self) -> None:
-        """Give the cache's memory back; without rows only."""
+        """Free the memory of the cache; only without rows."""
         if self.rows:
             raise AssertionError(f"{self.rows} rows are in flight; their keys and values are needed")
         self._slots.clear()
@@ -135,24 +135,24 @@ class SlotDecoder:
         self._store.swap(first, second, len(one.tokens), len(other.tokens))
         self._slots[first], self._slots[second] = other, one
 
-    def _leaders(self, owed: Mapping[int, list[int]]) -> list[int]:
+    def _leaders(self, remaining: Mapping[int, list[int]]) -> list[int]:
         """Rows to compute first: each other one shares with one of them over half of what it misses."""
         leaders: list[int] = []
-        for row, tokens in owed.items():
+        for row, tokens in remaining.items():
             needed = len(tokens) - self._missing(row, tokens) // 2
-            if all(common_length(owed[leader], tokens) < needed for leader in leaders):
+            if all(common_length(remaining[leader], tokens) < needed for leader in leaders):
                 leaders.append(row)
         return leaders
 
-    def _compute(self, owed: Mapping[int, list[int]]) -> None:
+    def _compute(self, remaining: Mapping[int, list[int]]) -> None:
         """Fill these rows; together where they miss about as much, so that little of a pass is padding."""
-        while rows := [row for row, tokens in owed.items() if self._missing(row, tokens)]:
-            missing = {row: min(self._missing(row, owed[row]), _PASS_TOKENS) for row in rows}
+        while rows := [row for row, tokens in remaining.items() if self._missing(row, tokens)]:
+            missing = {row: min(self._missing(row, remaining[row]), _PASS_TOKENS) for row in rows}
             rows.sort(key=lambda row: -missing[row])
             longest = missing[rows[0]]
             together = [row for row in rows[: _PASS_TOKENS // longest] if 2 * missing[row] >= longest]
             begin = {row: len(self._slots[row].tokens) for row in together}
-            chunks = [owed[row][begin[row] : begin[row] + missing[row]] for row in together]
+            chunks = [remaining[row][begin[row] : begin[row] + missing[row]] for row in together]
             self._forward(together, chunks)
             self.computed_prompt_tokens += sum(map(len, chunks))
 

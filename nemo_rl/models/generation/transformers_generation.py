@@ -1,8 +1,8 @@
 """`TransformersGeneration`: a transformers model in this process as a generation backend.
 
-All requests, whether from coroutines or from `generate`, run in one batch of one thread (`batching.py`). Stop
-tokens and texts stay in the output; room that is used up without one is `truncated`; without any room the
-output is the prompt.
+All requests, from coroutines and from `generate`, run in one batch on one thread (`batching.py`). Stop tokens
+and stop strings stay in the output. A generation that reaches its token limit is `truncated`; if the prompt
+leaves no room, the output is the prompt.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TransformersGeneration(GenerationInterface):
         logprobs_mode: LogprobsMode = "processed",
         seed: int | None = None,
     ) -> None:
-        """`seed` seeds requests that bring none; None takes fresh ones."""
+        """`seed` seeds the requests that have no seed of their own; None: a random one."""
         for name, value in (("max_model_len", max_model_len), ("max_batch_size", max_batch_size)):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
@@ -100,10 +100,10 @@ class TransformersGeneration(GenerationInterface):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is generated within this, and nothing computed before is used after it.
+        """No generation inside this context; nothing computed before it is used after it.
 
-        A learner changes the weights here. Requests in flight are finished first, by the weights that they
-        began with; requests that come meanwhile wait.
+        A learner changes the weights here. Requests in flight finish first, with the weights that they
+        started with; new requests wait.
         """
         with self._loop.paused():
             try:
@@ -112,7 +112,7 @@ class TransformersGeneration(GenerationInterface):
                 self._loop.forget()
 
     def invalidate_kv_cache(self) -> bool:
-        """Requests to come compute their prompts anew; those in flight go on."""
+        """Later requests compute their prompts again; those in flight continue."""
         return self._loop.forget()
 
     def init_collective(self, ip: str, port: int, world_size: int, **kwargs: Any) -> list[Any]:
@@ -124,7 +124,7 @@ class TransformersGeneration(GenerationInterface):
         return True
 
     def finish_generation(self, *args: Any, **kwargs: Any) -> bool:
-        """Give the KV cache's memory back, when what is in flight has finished."""
+        """Free the memory of the KV cache after the requests in flight have finished."""
         self._loop.release()
         return True
 
@@ -153,7 +153,7 @@ class TransformersGeneration(GenerationInterface):
                     len(request.prompt),
                     self._max_model_len,
                 )
-                request.settle()
+                request.finish()
         return [request.future for request in requests]
 
     def _requests(self, data: BatchedDataDict[GenerationDatumSpec], sampling: Sampling) -> list[Request]:
@@ -172,7 +172,7 @@ class TransformersGeneration(GenerationInterface):
         ]
 
     def _prompts(self, data: BatchedDataDict[GenerationDatumSpec]) -> list[list[int]]:
-        """Without padding; a token that the model does not have is found here, before it joins others."""
+        """Prompts without padding. Tokens outside the vocabulary are rejected before they join a batch."""
         prompts: list[list[int]] = []
         for row, (ids, length) in enumerate(zip(data["input_ids"], data["input_lengths"], strict=True)):
             if not 1 <= int(length) <= len(ids):
