@@ -13,15 +13,15 @@ DEFAULT_PARALLEL = 256
 
 
 def _no_flag(value: Any) -> Any:
-    """`true` is a mistake where a number is meant, not a 1."""
+    """Refuse `true` where a number is needed: it is a mistake, not a 1."""
     if isinstance(value, bool):
         raise ValueError("should be a number")
     return value
 
 
 def _checked_repeats(value: Any) -> Any:
-    """One message, whatever is wrong with them."""
-    allowed = "a whole number from 1 on, or one for each agent: {my_agent: 4, _default: 1}"
+    """Refuse anything but numbers of repeats, always with the same message."""
+    allowed = "a whole number from 1 on, or one per agent: {my_agent: 4, _default: 1}"
     if isinstance(value, Mapping):
         for agent, count in value.items():
             if not isinstance(agent, str) or not _is_count(count):
@@ -44,71 +44,71 @@ Repeats = Annotated[Positive | dict[str, Positive] | None, BeforeValidator(_chec
 
 
 class SharedRolloutCollectionConfig(TrackerConfig):
-    """What every kind of collection takes."""
+    """The settings of every kind of collection."""
 
     output_jsonl_fpath: str
-    """Where the rollouts go, one JSON object a line; all other files stand beside it, named after it."""
+    """The file for the rollouts, one JSON object per line. Other files are beside it and named after it."""
     num_samples_in_parallel: Positive | None = None
-    """Most rollouts in flight at once. null: 256."""
+    """The most rollouts in flight at once. null: 256."""
     responses_create_params: dict[str, Any] = Field(default_factory=dict)
-    """Laid over each row's own, key by key: +responses_create_params.temperature=0.7"""
+    """Override these parameters in every row: +responses_create_params.temperature=0.7"""
     upload_rollouts_to_wandb: bool = True
-    """Upload the rollouts as one W&B table, and as a file to MLflow; only where one is configured."""
+    """Upload the rollouts as a W&B table and as a file to MLflow, if these are configured."""
     disable_aggregation: bool = False
-    """Skip the aggregate metrics: for shards that ng_aggregate_rollouts puts together later."""
+    """Skip the aggregate metrics, for shards that ng_aggregate_rollouts combines later."""
     call_timeout_s: Seconds = 900.0
-    """Longest time, in seconds, for one try of a call to a model endpoint and for one call to an environment
-    (a tool, the verifier). Long enough for a long generation on a busy endpoint."""
+    """Time limit, in seconds, of one call to a model endpoint or to an environment (a tool, the verifier).
+    Each retry has the same limit. The default allows a long generation on a busy endpoint."""
     rollout_timeout_s: Seconds = 3600.0
-    """Longest time, in seconds, for one try of a rollout, verification and clean-up included."""
+    """Time limit, in seconds, of one attempt of a rollout, verification and clean-up included."""
     max_attempts: Positive = 6
-    """Tries of a rollout that fails because of servers, endpoints or time. One whose input is at fault is
-    tried twice at most, and over all runs as often as NEMO_GYM_MAX_ROLLOUT_ATTEMPTS says (3)."""
+    """Attempts of a rollout that fails because of servers, endpoints or time limits. One whose input is at
+    fault is attempted twice per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS times (default 3) over all runs."""
     retry_backoff_s: NotNegative = 2.0
-    """Wait before the second try, in seconds; doubles on each later one up to a minute, half of it random."""
+    """Delay before the second attempt, in seconds. It doubles each time, up to a minute; half is random."""
     max_failure_rate: NotNegative | None = None
-    """Give up early when more fail than this: a share of those started if below 1 (0.2), else a count (50).
-    null: never."""
+    """End the run early when more rollouts fail than this: a share of those started if below 1 (0.2), else a
+    number (50). null: never."""
     executor: str = "local"
     """Where rollouts are played. local: in this process. processes: in worker processes that each host the
     servers."""
     num_workers: Positive | None = None
-    """Worker processes with executor=processes. null: one for each core."""
+    """Worker processes with executor=processes. null: one per core."""
     hosting: Literal["auto", "embedded", "served"] = "auto"
-    """Which servers play: those a running ng_run looks after (served), or our own in this process (embedded).
-    auto: served where a head server answers, else embedded."""
+    """Which servers to use: those of a running ng_run (served), or new ones in this process (embedded). auto:
+    served if a head server responds, else embedded."""
     adaptive_concurrency: bool = False
-    """Let the number of calls at each model endpoint follow its answers: more while all goes well, fewer on
-    429 and overload. num_samples_in_parallel stays the ceiling."""
+    """Adapt the number of concurrent calls to each model endpoint: more while calls succeed, fewer after 429
+    and overload. num_samples_in_parallel remains the upper limit."""
     allow_changed_inputs: bool = False
-    """On resume, go on although inputs, overrides, model or agent differ from the earlier run."""
+    """On resume, continue even if inputs, overrides, model or agent differ from the earlier run."""
     dry_run: bool = False
-    """Say what would be run: counts, one materialized row, an estimate of tokens. Starts nothing."""
+    """Only print what would be run: counts, one materialized row, an estimate of tokens."""
 
     @property
     def parallel(self) -> int:
-        """Most rollouts in flight."""
+        """The most rollouts in flight."""
         return DEFAULT_PARALLEL if self.num_samples_in_parallel is None else self.num_samples_in_parallel
 
 
 class RolloutCollectionConfig(SharedRolloutCollectionConfig):
-    """Play every row of an input file and keep the scored rollouts."""
+    """Play every row of an input file and write the rollouts with their rewards."""
 
     agent_name: str | None = None
-    """The agent for rows that name none in `agent_ref`."""
+    """The agent for rows without an `agent_ref`."""
     input_jsonl_fpath: str
-    """The tasks, one JSON object a line. Relative paths are looked for under NEMO_GYM_EXTRA_ROOTS, the
+    """The tasks, one JSON object per line. A relative path is searched for in NEMO_GYM_EXTRA_ROOTS, the
     working directory and the installed components."""
     limit: Positive | None = None
-    """Take only the first so many lines of the input. null: all."""
+    """Use only this many lines of the input, from its start. null: all."""
     num_repeats: Repeats = 1
-    """Rollouts for each line: a number, or one for each agent: {my_agent: 4, _default: 1}."""
+    """Rollouts per line: a number, or one per agent: {my_agent: 4, _default: 1}."""
     num_repeats_add_seed: bool = False
-    """Put the number of the repeat into the row's responses_create_params as `seed`."""
+    """Set `seed` in the responses_create_params of each row to the number of the repeat."""
     resume_from_cache: bool = False
-    """Go on with an earlier run into the same output: what it holds is not run again."""
+    """Continue an earlier run into the same output; the rollouts in it are not run again."""
     prompt_config: str | None = None
-    """A prompt YAML (`user`, `system`) that builds each row's input from its fields."""
+    """A YAML file with `user` and `system` prompts, from which the input of each row is built."""
 
     @property
     def materialized_jsonl_fpath(self) -> Path:
@@ -116,24 +116,24 @@ class RolloutCollectionConfig(SharedRolloutCollectionConfig):
 
 
 class E2ERolloutCollectionConfig(SharedRolloutCollectionConfig):
-    """Start every server, prepare each agent's datasets of a split, collect, and stop the servers."""
+    """Start all servers, prepare the datasets of every agent for a split, collect, and stop the servers."""
 
     split: Literal["train", "validation", "benchmark"]
-    """Which of the agents' datasets are played."""
+    """Which datasets of the agents to play."""
     reuse_existing_data_preparation: bool = False
-    """Use a prepared dataset that is already there instead of preparing it again."""
+    """Use a dataset that is already prepared instead of preparing it again."""
 
 
 class RolloutAggregationConfig(TrackerConfig):
-    """Metrics over shards that were collected one by one."""
+    """Compute the metrics of shards that were collected separately."""
 
     input_glob: str
-    """The shards: one glob, or several with commas between them: 'results/rollouts-rs*.jsonl'"""
+    """The shards: one glob pattern, or several separated by commas: 'results/rollouts-rs*.jsonl'"""
     output_jsonl_fpath: str
-    """Where the merged rollouts go; the metrics stand beside it."""
+    """The file for the merged rollouts; the metrics are written beside it."""
     merge_shards: bool = True
-    """Write the merged rollouts. false: only the metrics."""
+    """Write the merged rollouts. false: write only the metrics."""
     skip_bad_lines: bool = False
-    """Leave out lines that are no rollouts, such as a torn one, and name them; else the first is an error."""
+    """Skip and report lines that are not rollouts, such as a torn one. false: the first one is an error."""
     upload_rollouts_to_wandb: bool = True
-    """Upload the rollouts to the trackers, too; only where one is configured."""
+    """Upload the rollouts to the trackers that are configured."""

@@ -1,4 +1,4 @@
-"""The way in from Python: `RolloutCollectionHelper`."""
+"""The Python interface: `RolloutCollectionHelper`."""
 
 import asyncio
 import sys
@@ -40,14 +40,14 @@ _ROLLOUT_TIMEOUT_S: float = _TIMEOUTS["rollout_timeout_s"].default
 
 
 class RolloutCollectionHelper(BaseModel):
-    """Collects rollouts with the servers open around it, else with those of a running head server."""
+    """Collects rollouts with the servers open around it, else with those of a head server."""
 
     def setup_server_client(self, head_server_config: BaseServerConfig | None = None) -> ServerClient:
         """The client that the other methods use."""
         return setup_client(head_server_config)
 
     async def run_from_config(self, config: RolloutCollectionConfig) -> Sequence[Row]:
-        """Collect; gives the rollouts sorted by key, resumed ones included, read when they are looked at."""
+        """Collect; returns the rollouts sorted by key, resumed ones included, each read when it is used."""
         display = Display(sys.stderr)
         if config.dry_run:
             display.note("\n".join(dry_run(config, self._servers_in_sight(), max_rollout_attempts())))
@@ -109,7 +109,7 @@ class RolloutCollectionHelper(BaseModel):
     async def _call_aggregate_metrics(
         self, results: list[Row], rows: list[Row], output_fpath: Path
     ) -> Path | None:
-        """Write the metrics of these results; `rows[i]` says whose `results[i]` is."""
+        """Write the metrics of these results; `rows[i]` names the agent and the key of `results[i]`."""
         if not results:
             return None
         by_agent: dict[str, list[Row]] = {}

@@ -1,4 +1,4 @@
-"""Which servers play: hosted here, those of a running head server, or those open around the caller."""
+"""Which servers a run uses: hosted here, those of a running head server, or those open around the caller."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -34,25 +34,25 @@ _EMBEDDED_HINT = "pass +hosting=embedded to host the servers in this process"
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers of a run, not necessarily running yet."""
+    """The servers of a run. They may not be running yet."""
 
     values: Mapping[str, Any]
     """Their configuration, as plain data."""
     to_host: GymConfig | None = None
-    """What to host; None where they run already."""
+    """The servers to host; None if they are running already."""
     elsewhere: frozenset[str] = frozenset()
-    """Names of servers to host that run in processes of their own already."""
+    """Names of servers in `to_host` that already run in processes of their own."""
     running: ServerClient | None = None
 
     def check_settings(self) -> None:
-        """Refuse what would be refused when they start, as far as that can be told before."""
+        """Refuse settings that would be refused at the start, as far as that is known before."""
         if self.to_host is not None:
             for instance in self.to_host.servers:
                 check_settings(self.to_host, instance)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ServerClient]:
-        """A client of the servers, which run meanwhile."""
+        """A client of the servers, which run while this is open."""
         if self.to_host is not None:
             async with host_embedded(self.to_host, elsewhere=self.elsewhere) as client:
                 yield client
@@ -62,7 +62,7 @@ class Servers:
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator["Servers"]:
-        """These, to be hosted in several processes; those that all of them share run meanwhile."""
+        """The servers for several processes; those that the processes share run while this is open."""
         if self.to_host is None:
             yield self
             return
@@ -71,7 +71,7 @@ class Servers:
 
     @property
     def where(self) -> str:
-        """For the description of a run."""
+        """Where the servers are hosted, for messages."""
         if self.to_host is not None or (self.running is not None and self.running.is_local):
             return "hosted in this process (embedded)"
         head = self.running.head_server_config if self.running is not None else None
@@ -79,7 +79,7 @@ class Servers:
 
     @property
     def process_urls(self) -> list[str]:
-        """Where each process of the servers listens; empty where they are in this one."""
+        """The address of each server process; empty if the servers are in this process."""
         if self.running is None or self.running.is_local:
             return []
         blocks = filter(None, (block_of(self.values, name) for name in instance_names(self.values)))
@@ -97,7 +97,7 @@ class Servers:
         return load_sources(Sources((), Overrides(), None, Path.cwd(), self.values))
 
     def check_agents(self, agents: Mapping[str, int]) -> None:
-        """Every agent that is asked for must be there."""
+        """Refuse agents that are not among the servers."""
         known = [name for name in instance_names(self.values) if "responses_api_agents" in self.values[name]]
         missing = [agent for agent in agents if agent not in known]
         if missing:
@@ -105,7 +105,7 @@ class Servers:
             hint += "" if hint.endswith("?") else "."
             raise ConfigError(
                 f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint} "
-                "Name one with +agent_name=<name>, or the files that define it with '+config_paths=[…]'"
+                "Choose one with +agent_name=<name>, or pass the file that defines it: '+config_paths=[…]'"
             )
 
 
@@ -114,7 +114,7 @@ def served_by(client: ServerClient) -> Servers:
 
 
 def servers_in_sight(config: GymConfig, hosting: Hosting) -> Servers | None:
-    """The servers that a command line asks for, whether they run already or not; None if there are none."""
+    """The servers of a command line, running or not; None if there are none."""
     try:
         return choose_servers(config, hosting)
     except HeadServerUnreachableError:
@@ -126,11 +126,11 @@ def _to_host(config: GymConfig) -> Servers | None:
 
 
 def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
-    """The servers that a command line asks for."""
+    """The servers of a command line."""
     embedded = _to_host(config)
     if hosting == "embedded":
         if embedded is None:
-            raise ConfigError("there are no servers to host; name their files with '+config_paths=[…]'")
+            raise ConfigError("there are no servers to host; pass their files with '+config_paths=[…]'")
         return embedded
     if not config.settings.plain_http_client:
         enable_plain_client(False)
@@ -140,33 +140,33 @@ def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
         if hosting == "auto" and embedded is not None:
             return embedded
         raise HeadServerUnreachableError(
-            f"{error}; or let this command host the servers: '+config_paths=[…]'"
+            f"{error}; or host the servers in this command with '+config_paths=[…]'"
         ) from error
     _refuse_other_servers(config, served)
     return served
 
 
 def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
-    """Servers that run must be those that are asked for."""
+    """Refuse running servers that are not those of the command line."""
     asked = server_settings(config.data, with_endpoints=True)
     have = server_settings(served.values, with_endpoints=True)
-    for key in _POLICY_KEYS:  # what the command line says must not be in vain
+    for key in _POLICY_KEYS:  # settings of the command line must not be ignored silently
         if key in config.texts and key in served.values:
             asked[key], have[key] = config.data[key], served.values[key]
     lines = differences({key: have[key] for key in asked if key in have}, asked)
     if lines:
         shown = "".join(f"\n  {line}" for line in lines[:10])
         raise ConfigError(
-            f"the servers {served.where} are not those asked for (was: there, is: asked for):{shown}\n"
-            f"Stop that ng_run, ask for the same configuration, or {_EMBEDDED_HINT}"
+            f"the servers {served.where} differ from those of this command (was: running, is: here):{shown}\n"
+            f"Stop that ng_run, use the same configuration, or {_EMBEDDED_HINT}"
         )
 
 
 def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
-    """A client of the servers open around the caller, else of those that a head server knows.
+    """A client of the servers open around the caller, else of those of a head server.
 
-    It sizes the shared HTTP client as their configuration says, unless that was done already, and switches
-    the plain HTTP client off if their configuration does.
+    Sets the sizes of the shared HTTP client from their configuration, unless they are set already, and
+    switches the plain HTTP client off if their configuration does.
     """
     client = ServerClient.load_from_global_config(head_server_config)
     fields = GlobalAIOHTTPAsyncClientConfig.model_fields
@@ -179,7 +179,7 @@ def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    from omegaconf import DictConfig, OmegaConf  # slow to load; embedded runs do without
+    from omegaconf import DictConfig, OmegaConf  # slow to load, and not needed for embedded runs
 
     if isinstance(values, DictConfig):
         data: dict[str, Any] = OmegaConf.to_container(values, resolve=True)  # type: ignore[assignment]  # str keys

@@ -1,4 +1,4 @@
-"""How a run gets on, as data: counts, rate, means. Who shows it is not its business."""
+"""The progress of a run, as data: counts, rate, means."""
 
 import time
 from collections import Counter, deque
@@ -28,16 +28,16 @@ class Snapshot:
     in_flight: int
     retries: int
     means: dict[str, dict[str, float]]
-    """Of the reward and other numbers, by agent."""
+    """Means of the reward and other numbers, by agent."""
     left: list[tuple[str, int]]
-    """The agents with most rollouts left."""
+    """The agents with the most remaining rollouts."""
     limits: dict[str, int]
-    """Calls that each endpoint gets at once, where concurrency adapts."""
+    """Concurrent calls allowed per endpoint, if concurrency is adaptive."""
 
 
 @dataclass
 class Progress:
-    """Counts as outcomes come in."""
+    """Counts outcomes as they are recorded."""
 
     total: int
     left_by_agent: Counter[str]
@@ -47,7 +47,7 @@ class Progress:
     failed: int = 0
     tokens: float = 0.0
     _points: deque[tuple[float, int, float]] = field(default_factory=deque)
-    """Time, done, tokens: of the last minute."""
+    """Time, done, tokens: samples of the last minute."""
 
     def take(self, outcome: Outcome) -> None:
         self.done += 1

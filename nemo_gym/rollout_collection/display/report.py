@@ -1,4 +1,4 @@
-"""The end of a run, in lines for people and as data."""
+"""The result of a run, as lines for people and as data."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +18,13 @@ from nemo_gym.rollout_collection.results.agent_metrics import Entry
 from nemo_gym.rollout_collection.results.collected import Collected
 from nemo_gym.terminal import bar_chart, one_line, step, table
 
-RESUME_HINT = "The same command with +resume_from_cache=true runs what is missing."
+RESUME_HINT = "The same command with +resume_from_cache=true runs the missing rollouts."
 _BAR_WIDTH = 40
 _BESIDE_A_MEAN = ("median", "std", "min", "max")
 
 
 def report(collected: Collected) -> list[str]:
-    """Key metrics, the ledger with what went wrong, the files, and what to do next."""
+    """Key metrics, the ledger with the most frequent errors, the files, and what to do next."""
     ledger = collected.ledger
     lines = metrics_lines(collected.entries or [])
     if collected.stopped_by is not None:
@@ -40,7 +40,7 @@ def report(collected: Collected) -> list[str]:
 
 
 def report_data(collected: Collected) -> dict[str, Any]:
-    """The same for machines."""
+    """The same as data."""
     return {
         "result": collected.ledger.as_data(),
         "stopped_by": collected.stopped_by,
@@ -52,7 +52,7 @@ def report_data(collected: Collected) -> dict[str, Any]:
 
 
 def metrics_lines(entries: Iterable[Entry]) -> list[str]:
-    """Of each agent: the key metrics as indented JSON, then what people look at first."""
+    """For each agent: the key metrics as indented JSON, then a summary."""
     return [line for entry in entries for line in (*_key_metrics_lines(entry), *_summary_lines(entry))]
 
 
@@ -83,7 +83,7 @@ def _summary_lines(entry: Entry) -> list[str]:
 
 
 def _key_metrics_table(entry: Entry) -> list[str]:
-    """The key metrics that are numbers, each with its interval; a mean also with the other statistics."""
+    """The key metrics that are numbers, each with its interval; means also with other statistics."""
     metrics = {**entry.agent_metrics, **entry.key_metrics}
     names = [name for name in entry.key_metrics if _is_figure(metrics[name]) and not _is_error(name, metrics)]
     if not names:
@@ -119,7 +119,7 @@ def _short(value: float) -> str:
 
 
 def _histogram_lines(histogram: list[Bin]) -> list[str]:
-    """A bar for each range of rewards."""
+    """One bar per range of rewards."""
     if not histogram:
         return []
     total, most = sum(one.count for one in histogram), max(one.count for one in histogram)
@@ -135,7 +135,7 @@ def _histogram_lines(histogram: list[Bin]) -> list[str]:
 
 
 def _pass_at_line(summary: Summary) -> list[str]:
-    """pass@k as a line of bars."""
+    """pass@k as a row of bars."""
     figures = []
     for k, one in summary.pass_at.items():
         some = "" if one.tasks == summary.tasks else f" ({one.tasks} tasks)"

@@ -74,7 +74,7 @@ def plain_line(snapshot: Snapshot) -> str:
 
 
 def details(snapshot: Snapshot) -> str:
-    """Means, failures, what is in flight."""
+    """Means, failures, rollouts in flight."""
     words = [f"failed {snapshot.failed}", f"in flight {snapshot.in_flight}"]
     words.append(f"{_number(snapshot.tokens_per_s)} tok/s")
     if snapshot.limits:

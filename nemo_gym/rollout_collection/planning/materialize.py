@@ -1,4 +1,4 @@
-"""The plan of a run on disk: `<stem>_materialized_inputs.jsonl`."""
+"""The plan of a run, on disk: `<stem>_materialized_inputs.jsonl`."""
 
 import hashlib
 from collections import Counter
@@ -14,7 +14,7 @@ from nemo_gym.journal import read_lines
 from nemo_gym.prompt import load_prompt_config
 from nemo_gym.records import agent_of, parsed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.planning.rows import InputLine, Plan, Planned
+from nemo_gym.rollout_collection.planning.rows import InputLine, Plan, PlanLine
 from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 _PLAN_FIELDS = (
@@ -24,30 +24,30 @@ _PLAN_FIELDS = (
     "num_repeats_add_seed",
     "responses_create_params",
 )
-"""The settings that a plan depends on, besides the content of the two files."""
+"""The settings that a plan depends on, besides the input file and the prompt file."""
 INPUT_DIGEST = "input_sha256"
 RECIPE_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
 class Materialized:
-    """What was planned."""
+    """A summary of the plan."""
 
     planned: int
     num_rows: int
     by_agent: Counter[str]
     digest: str
-    """Of all lines."""
+    """SHA-256 of all lines."""
     sample: bytes
-    """The first of them."""
+    """The first line."""
     unused_repeats: list[str]
 
     def warnings(self) -> list[str]:
-        """What is odd about the plan, though it can be run."""
+        """Warnings about a plan that can still be run."""
         if not self.unused_repeats:
             return []
         names = ", ".join(self.unused_repeats)
-        return [f"warning: num_repeats has entries for agents that never occur: {names}"]
+        return [f"warning: num_repeats has entries for agents that do not occur: {names}"]
 
     def as_data(self, recipe: dict[str, Any]) -> dict[str, Any]:
         """For the manifest."""
@@ -64,7 +64,7 @@ def find_input(config: RolloutCollectionConfig) -> Path | None:
 
 
 def materialize(config: RolloutCollectionConfig, write: Callable[[bytes], Any]) -> Materialized:
-    """Plan the whole input; `write` gets each materialized line with its end."""
+    """Plan the whole input; `write` gets each materialized line, newline included."""
     digest = hashlib.sha256()
     planned, sample = 0, b""
     plan = new_plan(config)
@@ -80,7 +80,7 @@ def materialize(config: RolloutCollectionConfig, write: Callable[[bytes], Any]) 
 
 
 def materialized_before(path: Path, write: Callable[[bytes], Any]) -> Materialized:
-    """The plan of an earlier run, as `materialize` gives it; its rows are counted by task."""
+    """The plan of an earlier run, as `materialize` returns it; rows are counted by task."""
     digest, by_agent, tasks = hashlib.sha256(), Counter[str](), set()
     sample = b""
     for line in read_lines(path):
@@ -103,11 +103,11 @@ def new_plan(config: RolloutCollectionConfig) -> Plan:
     return Plan(config, config.input_jsonl_fpath, prompt)
 
 
-def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[Planned]:
+def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[PlanLine]:
     path = find_input(config)
     if path is None:
         roots = ", ".join(map(str, component_roots()))
-        raise InputError(f"input_jsonl_fpath: {config.input_jsonl_fpath} is not there; looked under {roots}")
+        raise InputError(f"input_jsonl_fpath: {config.input_jsonl_fpath}: not found; searched in {roots}")
     try:
         with path.open("rb") as file:
             yield from plan.materialize(
@@ -119,13 +119,13 @@ def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[Plann
 
 
 def recipe_of(config: RolloutCollectionConfig) -> dict[str, Any]:
-    """What a plan is made of, secrets hidden: the same recipe makes the same plan."""
+    """The settings and files that make the plan, secrets hidden. The same recipe makes the same plan."""
     settings = config.model_dump(include=set(_PLAN_FIELDS))
     files = {INPUT_DIGEST: _file_digest(find_input(config))}
     if config.prompt_config is not None:
         files["prompt_sha256"] = _file_digest(find_file(config.prompt_config, component_roots()))
     recipe = {**settings, **files}
-    # Of the settings as they are: a secret that changes is a change too.
+    # Computed before secrets are hidden: another secret is another recipe.
     return {**mask_secrets(recipe), RECIPE_DIGEST: hashlib.sha256(encode_json(recipe)).hexdigest()}
 
 

@@ -1,6 +1,6 @@
 """From lines of an input file to materialized inputs: prompt, agent, overrides, indices, repeats, seed.
 
-Pure and streaming: what stays in memory is one small entry for each different line.
+Pure and streaming: memory holds one small entry per different line.
 """
 
 from array import array
@@ -35,8 +35,8 @@ class InputLine(NamedTuple):
     data: bytes
 
 
-class Planned(NamedTuple):
-    """One rollout of the plan."""
+class PlanLine(NamedTuple):
+    """One rollout of the plan, as it is written."""
 
     key: Key
     agent: str
@@ -46,7 +46,7 @@ class Planned(NamedTuple):
 
 @dataclass
 class Plan:
-    """Materialized inputs of one input file, in order. The counts are valid once it was iterated."""
+    """Materialized inputs of one input file, in order. The counts are valid after the iteration."""
 
     config: RolloutCollectionConfig
     source: str
@@ -59,15 +59,15 @@ class Plan:
     _rollouts: "array[int]" = field(default_factory=lambda: array("q"))
     """Rollouts so far of each task."""
     _given_rollouts: dict[int, int] = field(default_factory=dict)
-    """The same where rows carry task indices of their own, which may leave gaps."""
+    """The same if the rows have task indices of their own, which may have gaps."""
     _own_index: bool | None = None
-    """Whether the rows carry task indices of their own."""
+    """Whether the rows have task indices of their own."""
     _without_agent: list[int] = field(default_factory=list)
     _with_input: list[int] = field(default_factory=list)
     _without_repeats: set[str] = field(default_factory=set)
 
-    def materialize(self, lines: Iterable[InputLine]) -> Iterator[Planned]:
-        """The plan of these lines; raises in the end for what is wrong with several rows."""
+    def materialize(self, lines: Iterable[InputLine]) -> Iterator[PlanLine]:
+        """The plan of these lines; errors that concern several rows are raised at the end."""
         for number, data in lines:
             if number == 1:
                 data = data.removeprefix(_BYTE_ORDER_MARK)
@@ -132,7 +132,7 @@ class Plan:
             )
         return given
 
-    def _repeat(self, row: Row, agent: str, task: int) -> Iterator[Planned]:
+    def _repeat(self, row: Row, agent: str, task: int) -> Iterator[PlanLine]:
         repeats = self._repeats(agent)
         first = self._first_rollout(task, repeats)
         self.rollouts_by_agent[agent] += repeats
@@ -142,10 +142,10 @@ class Plan:
                 row[RESPONSES_CREATE_PARAMS_KEY_NAME]["seed"] = rollout
                 encoded = encode_json(row)
             indices = b',"%s":%d,"%s":%d}' % (_TASK_INDEX, task, _ROLLOUT_INDEX, rollout)
-            yield Planned(Key(task, rollout), agent, encoded[:-1] + indices)
+            yield PlanLine(Key(task, rollout), agent, encoded[:-1] + indices)
 
     def _first_rollout(self, task: int, repeats: int) -> int:
-        """The task's next rollout index."""
+        """The next rollout index of the task."""
         if self._own_index:
             first = self._given_rollouts.get(task, 0)
             self._given_rollouts[task] = first + repeats
@@ -166,7 +166,7 @@ class Plan:
         return 1 if repeats is None else repeats
 
     def unused_repeats(self) -> list[str]:
-        """Entries of `num_repeats` for agents that never occur."""
+        """Entries of `num_repeats` for agents that do not occur."""
         repeats = self.config.num_repeats
         names = set(repeats) if isinstance(repeats, dict) else set()
         return sorted(names - {DEFAULT_REPEATS_KEY} - set(self.rollouts_by_agent))
@@ -175,28 +175,28 @@ class Plan:
         if self._with_input:
             raise InputError(
                 f"{self.source}: prompt_config builds the input, but rows {listed(self._with_input)} have a "
-                f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.input of their own; remove it there, or leave "
-                "prompt_config out"
+                f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.input of their own; remove it from the rows, or omit "
+                "prompt_config"
             )
         if self._without_agent:
             raise InputError(
                 f"{self.source}: rows {listed(self._without_agent)} have no agent; pass +agent_name=<name>, "
-                f'or put "{AGENT_REF_KEY_NAME}": {{"name": "<name>"}} into the data'
+                f'or add "{AGENT_REF_KEY_NAME}": {{"name": "<name>"}} to the rows'
             )
         if self._without_repeats:
             raise InputError(
                 f"num_repeats has no entry for {', '.join(sorted(self._without_repeats))}; add one for each, "
-                f"or one for all others: +num_repeats.{DEFAULT_REPEATS_KEY}=1"
+                f"or one for all other agents: +num_repeats.{DEFAULT_REPEATS_KEY}=1"
             )
         if not self.num_rows:
-            raise InputError(f"{self.source}: there are no rows in it")
+            raise InputError(f"{self.source}: the file has no rows")
 
     def _bad(self, number: int, reason: str) -> InputError:
         return InputError(f"{self.source}:{number}: {reason}")
 
 
 def _rollout_request_debug_summary(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message needs to say which rollout it is about."""
+    """The indices and the agent of a row, for messages."""
     ref = row.get(AGENT_REF_KEY_NAME)
     summary = {
         TASK_INDEX_KEY_NAME: row.get(TASK_INDEX_KEY_NAME),
@@ -211,7 +211,7 @@ _ROLLOUT_INDEX = ROLLOUT_INDEX_KEY_NAME.encode()
 
 
 def listed(indices: list[int]) -> str:
-    """All of them; long ones as ranges."""
+    """All indices; long lists as ranges."""
     if len(indices) <= 200:
         return ", ".join(map(str, indices))
     ranges: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The identity of a run: what it was made of, for whoever resumes it or wonders later."""
+"""The manifest: the identity of a run, for resuming it and for looking it up later."""
 
 import json
 import platform
@@ -19,16 +19,16 @@ from nemo_gym.journal import write_whole
 _ADDRESSES = {"host", "port", "worker_ports", "num_workers", "datasets"}
 """Settings of a server that cannot change results."""
 _ENDPOINTS = {"max_concurrent_requests"}
-"""The same for what an endpoint serves, besides its address and key."""
+"""Settings of an endpoint that cannot change results, besides its address and key."""
 
 METRICS_WRITTEN = "aggregate_metrics"
-"""The key of what tells whether the metrics file is what would be written now."""
+"""The key of the fingerprint that says whether the metrics file is up to date."""
 
 
 def server_settings(values: Mapping[str, Any], *, with_endpoints: bool = False) -> dict[str, Any]:
     """The settings of all servers that can change results, by dotted key, secrets hidden.
 
-    The address and the key of a model endpoint cannot, as long as it serves the same model.
+    The address and the key of a model endpoint cannot change results, if it serves the same model.
     """
     servers = {name: values[name] for name in instance_names(values)}
     masked = mask_secrets(plain_data(servers))
@@ -40,7 +40,7 @@ def server_settings(values: Mapping[str, Any], *, with_endpoints: bool = False) 
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each setting that is not what it was."""
+    """One line per setting that has changed."""
     return [
         f"{key}: was {was}, is {is_now}"
         for key in [*before, *(key for key in now if key not in before)]
@@ -60,7 +60,7 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _cut(*texts: str) -> list[str]:
-    """Of long texts the part in which they differ."""
+    """The part of long texts in which they differ."""
     same = next((place for place, pair in enumerate(zip(*texts, strict=False)) if len({*pair}) > 1), 0)
     start = max(0, same - _LONGEST // 4) if max(map(len, texts)) > _LONGEST else 0
     end = start + _LONGEST
@@ -85,7 +85,7 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path) -> "Manifest | None":
-        """That of an earlier run; None where there is none or it cannot be read."""
+        """The manifest of an earlier run; None if it does not exist or cannot be read."""
         try:
             data = decode_json(path.read_bytes())
         except (OSError, ValueError):
@@ -106,7 +106,7 @@ class Manifest:
         )
 
     def resumed(self, earlier: "Manifest | None") -> "Manifest":
-        """This run as one that carries on an earlier one."""
+        """The same, for a run that continues an earlier one."""
         if earlier is not None:
             self.data["started_at"] = earlier.data.get("started_at", self.data["started_at"])
             self.data["resumed_at"] = [*(earlier.data.get("resumed_at") or []), _now()]
@@ -114,7 +114,7 @@ class Manifest:
         return self
 
     def changed_servers(self, values: Mapping[str, Any]) -> list[str]:
-        """What differs between the servers of that run and these."""
+        """The differences between the servers of that run and these."""
         before = self.data.get("servers")
         if not isinstance(before, dict):
             return []
@@ -122,7 +122,7 @@ class Manifest:
         return differences(relevant, json.loads(_json_text(server_settings(values))))
 
     def planned_by_agent(self) -> dict[str, int]:
-        """How many rollouts each agent is to play; empty where that is not known."""
+        """Planned rollouts per agent; empty if that is not known."""
         inputs = self.data.get("materialized_inputs")
         by_agent = inputs.get("by_agent") if isinstance(inputs, dict) else None
         return dict(by_agent) if isinstance(by_agent, dict) else {}

@@ -1,4 +1,4 @@
-"""The rollouts of an output file as a sequence, sorted by key, read when they are looked at."""
+"""The rollouts of an output file as a sequence, sorted by key. Each is read when it is used."""
 
 import os
 from array import array
@@ -14,7 +14,7 @@ from nemo_gym.records import Key, packed
 
 
 class OutputIndex:
-    """Where each rollout stands in the output: 16 bytes for each."""
+    """The place of each rollout in the output, 16 bytes per rollout."""
 
     def __init__(self) -> None:
         self.keys = array("q")
@@ -29,7 +29,7 @@ class OutputIndex:
         self.offsets.extend(other.offsets)
 
     def is_unique(self) -> bool:
-        """Whether every key is there once."""
+        """Whether no key occurs twice."""
         ordered = np.sort(np.frombuffer(self.keys, np.int64)) if self.keys else np.empty(0)
         return not bool((ordered[1:] == ordered[:-1]).any())
 
@@ -39,11 +39,11 @@ class OutputIndex:
 
 
 class Rollouts(Sequence[dict[str, Any]]):
-    """Like a list of dictionaries; each is read from the file when it is asked for."""
+    """Like a list of dictionaries, each of which is read from the file when it is used."""
 
     def __init__(self, path: Path, offsets: "array[int]") -> None:
         self.path = path
-        self._file = path.absolute()  # it is read later, whatever the working directory is then
+        self._file = path.absolute()  # the working directory may change before it is read
         self._offsets = offsets
         self._identity = _identity(path)
 
@@ -66,7 +66,7 @@ class Rollouts(Sequence[dict[str, Any]]):
         return map(decode_json, self.read_lines(self._offsets))
 
     def lines(self) -> "RolloutLines":
-        """The same as bytes."""
+        """The same, as lines of bytes."""
         return RolloutLines(self)
 
     def __eq__(self, other: object) -> bool:
@@ -76,21 +76,21 @@ class Rollouts(Sequence[dict[str, Any]]):
             mine == theirs for mine, theirs in zip(self, other, strict=True)
         )
 
-    __hash__ = None  # type: ignore[assignment]  # like a list, which it equals
+    __hash__ = None  # type: ignore[assignment]  # unhashable like a list, which it equals
 
     def __repr__(self) -> str:
         return f"<{len(self)} rollouts in {self.path}>"
 
     def read_lines(self, offsets: Sequence[int] | None = None) -> Iterator[bytes]:
-        """The lines at these offsets, those of all rollouts unless told, without their ends."""
+        """The lines at these offsets, by default those of all rollouts, without line ends."""
         offsets = self._offsets if offsets is None else offsets
         if not offsets:
             return
         with self._file.open("rb") as file:
             if _identity(file.fileno()) != self._identity:
                 raise InputError(
-                    f"{self.path} is no longer the file that these rollouts stood in: a later run has set "
-                    "that aside, or mended it; see the files beside it, or resume to get them anew"
+                    f"{self.path} is no longer the file that these rollouts were read from: a later run has "
+                    "replaced or repaired it; see the files beside it, or resume to read them again"
                 )
             for offset in offsets:
                 file.seek(offset)
@@ -99,7 +99,7 @@ class Rollouts(Sequence[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class RolloutLines:
-    """The lines of rollouts, sorted by key; each time they are asked for they are read anew."""
+    """The lines of rollouts, sorted by key; every iteration reads them again."""
 
     rollouts: Rollouts
 

@@ -1,6 +1,6 @@
-"""What stands in a file of rollouts: the key and the place of each, and its numbers.
+"""Reads a file of rollouts: the key, the place and the numbers of each.
 
-A large output is read by several processes, a part each.
+Several processes read a large file, one part each.
 """
 
 import os
@@ -27,12 +27,12 @@ from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 _BATCH_BYTES = 1 << 16
-"""What is parsed together: enough to save calls, little enough to stay near the processor."""
+"""Parsed together: enough to save calls, little enough for the processor's cache."""
 _NEWLINE = 10
 _task_of, _rollout_of = itemgetter(TASK_INDEX_KEY_NAME), itemgetter(ROLLOUT_INDEX_KEY_NAME)
 _agent_ref_of, _name_of = itemgetter(AGENT_REF_KEY_NAME), itemgetter("name")
 PART_BYTES = 64 << 20
-"""A part that is worth a process of its own."""
+"""The size of a part that is worth a process of its own."""
 _MOST_PARTS = 8
 _MOST_FILES = 1 << 20
 """Descriptors that a new process closes if the system reports no limit, or one that is too high to try."""
@@ -46,7 +46,7 @@ class Found:
     columns: defaultdict[str, Columns] = field(default_factory=lambda: defaultdict(Columns))
     """By agent."""
     is_dense: bool = False
-    """Whether the file has a line, with its end, for every rollout, and no other."""
+    """Whether the file consists of whole lines, one per rollout."""
 
     def extend(self, other: "Found") -> None:
         self.index.extend(other.index)
@@ -55,24 +55,24 @@ class Found:
 
 
 def recover_output(path: Path) -> tuple[Found, Recovery]:
-    """Every rollout of an output, mended first where a killed run left it torn."""
+    """Every rollout of an output, which is repaired first if a killed run left it torn."""
     found, recovery = scan(path), Recovery()
     if found is None or not found.index.is_unique():
         recovery = repair_output(path)
         found = _read_part(path, 0, path.stat().st_size)
-        assert found is not None, "it was mended"
+        assert found is not None, "it was repaired"
     return found, recovery
 
 
 def find_rollouts(path: Path, bad_lines: BadLines, *, once: bool = True) -> Found:
-    """Every rollout of a file that is only read; a line that is none is the business of `bad_lines`.
+    """Every rollout of a file that is only read. `bad_lines` gets each line that is not a rollout.
 
-    So is one whose key stood there before, unless it may stand there more than once.
+    With `once` it also gets each line that repeats a key.
     """
     try:
         found = scan(path)
     except OSError:
-        found = None  # it is named when it is read line by line
+        found = None  # the error is reported when it is read line by line
     if found is None or "" in found.columns or (once and not found.index.is_unique()):
         found = _read_line_by_line(path, bad_lines, once)
     return found
@@ -88,9 +88,9 @@ def _read_line_by_line(path: Path, bad_lines: BadLines, once: bool) -> Found:
 
 
 def scan(path: Path) -> Found | None:
-    """All rollouts of a file; None where a line is not as it should be."""
+    """All rollouts of a file; None if any line is not a rollout."""
     size = path.stat().st_size
-    # A process with threads is not to be forked.
+    # A process with threads must not be forked.
     cores = available_cores() if threading.active_count() == 1 else 1
     parts = max(1, min(cores, size // PART_BYTES, _MOST_PARTS))
     edges = [size * part // parts for part in range(parts + 1)]
@@ -109,13 +109,13 @@ def scan(path: Path) -> Found | None:
 
 
 def _read_part(path: Path, start: int, end: int) -> Found | None:
-    """The lines that begin in a part of the file."""
+    """The rollouts whose lines begin in a part of the file; None if any line is not a rollout."""
     index = OutputIndex()
     intakes: defaultdict[str, Intake] = defaultdict(lambda: Intake(Columns()))
     with path.open("rb", READ_BYTES) as file:
         if start:
             file.seek(start - 1)
-            file.readline()  # it began in the part before
+            file.readline()  # it began in the previous part
         offset = file.tell()
         while offset < end and (lines := file.readlines(_BATCH_BYTES)):
             offsets = list(accumulate(map(len, lines), initial=offset))
@@ -129,7 +129,7 @@ def _read_part(path: Path, start: int, end: int) -> Found | None:
 
 
 def _take(lines: list[bytes], offsets: list[int], index: OutputIndex, intakes: Mapping[str, Intake]) -> bool:
-    """Take the rollouts of some lines; False where one is none."""
+    """Take the rollouts of some lines; False if a line is not a rollout."""
     records = _parsed_together(lines)
     if records is not None and _take_together(records, offsets, index, intakes):
         return True
@@ -147,7 +147,7 @@ def _take(lines: list[bytes], offsets: list[int], index: OutputIndex, intakes: M
 
 
 def _parsed_together(lines: list[bytes]) -> list[Record] | None:
-    """The objects that stand in the lines, one in each; None where that is not so, or a number is odd."""
+    """The objects in the lines, one per line; None if that is not the case, or a number is not finite."""
     if not all(line.startswith(b"{") and line.endswith(b"}\n") for line in lines):
         return None
     try:
@@ -160,7 +160,7 @@ def _parsed_together(lines: list[bytes]) -> list[Record] | None:
 def _take_together(
     records: list[Record], offsets: list[int], index: OutputIndex, intakes: Mapping[str, Intake]
 ) -> bool:
-    """Take rollouts that all have keys and agents; False, and nothing is taken, where one has not."""
+    """Take rollouts that all have keys and agents; if one has not, take nothing and return False."""
     try:
         tasks, rollouts = list(map(_task_of, records)), list(map(_rollout_of, records))
         agents = list(map(_name_of, map(_agent_ref_of, records)))
@@ -185,7 +185,7 @@ def _columns_of(intakes: Mapping[str, Intake]) -> defaultdict[str, Columns]:
 
 
 class _Reader:
-    """A process that reads a part."""
+    """A process that reads one part."""
 
     def __init__(self, path: Path, start: int, end: int) -> None:
         self._pipe, write_end = os.pipe()
@@ -195,7 +195,7 @@ class _Reader:
         os.close(write_end)
 
     def result(self) -> Found | None:
-        """What it found; None also where it came to grief. It has its part to read, no more, so this ends."""
+        """The rollouts of its part; None if reading failed. The process reads one part, so this ends."""
         with open(self._pipe, "rb", closefd=False) as pipe:
             try:
                 found: Found | None = pickle.load(pipe)
@@ -210,7 +210,7 @@ class _Reader:
 
 
 def _send_part(descriptor: int, path: Path, start: int, end: int) -> None:
-    """All that the other process does; it holds nothing that is its parent's, a lock least of all."""
+    """The whole work of the other process. It keeps no file of its parent open, and so no lock."""
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
-"""The status file of a running collection: says what it does, and keeps a second one off the same output.
+"""The status file of a running collection. It also keeps a second collection away from the same output.
 
-The file is locked by the collection that writes it. A lock ends with its process, however that ends, so a
-file that nobody has locked is a leftover.
+The collection locks the file that it writes. A lock ends with its process, however that ends, so an unlocked
+file is a leftover.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from nemo_gym.path_utils import files_of_run, status_path_for
 logger = logging.getLogger(__name__)
 
 _LOOKS = 10
-"""Tries, 20 ms apart, where another process may be in the middle of something short."""
+"""Attempts, 20 ms apart, to lock or read a file that another process uses for a moment."""
 
 
 class StatusFile:
@@ -38,7 +38,7 @@ class StatusFile:
         }
 
     def write(self, **entries: Any) -> None:
-        """Replace the content. It is news, not a record: a full disk does not matter."""
+        """Replace the content. It only informs, so a full disk does not matter."""
         data = encode_json({**self._about, "time": time.time(), **entries})
         with suppress(OSError):
             os.pwrite(self._descriptor, data, 0)
@@ -47,7 +47,7 @@ class StatusFile:
 
 @contextmanager
 def exclusive(output: Path) -> Iterator[StatusFile]:
-    """The output is this process's alone meanwhile."""
+    """Reserve the output for this process."""
     path = status_path_for(output)
     descriptor = _locked(path, output)
     try:
@@ -74,17 +74,17 @@ def _locked(path: Path, output: Path) -> int:
             os.close(descriptor)
             who = f"process {about['pid']} on {about['host']}" if "pid" in about else "another process"
             raise OutputInUseError(
-                f"{who} is collecting into {output}; wait for it, or choose another +output_jsonl_fpath="
+                f"{who} is collecting into {output}; wait for its end, or choose another +output_jsonl_fpath="
             ) from error
         except OSError as error:
-            logger.warning("%s cannot be locked: %s; see to it that no other run uses it", path, error)
+            logger.warning("cannot lock %s: %s; make sure that no other run uses this output", path, error)
         if _is_same(descriptor, path):
             return descriptor
         os.close(descriptor)  # its owner removed it between our two steps
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock; whoever only looks at a status file holds it for a moment."""
+    """Take the lock. A process that only reads a status file holds it for a moment."""
     for _ in range(_LOOKS):
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,14 +101,14 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
-    """What a running collection says; None if none is running there."""
+    """The status of a running collection; None if none is running."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None  # nobody holds it: a leftover
+        return None  # not locked: a leftover
     except OSError:
         return _content(path)
     finally:
@@ -116,7 +116,7 @@ def read_status(path: Path) -> dict[str, Any] | None:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """It is written in place: a reader may come at a bad moment."""
+    """The content, read again if it was just being written."""
     for _ in range(_LOOKS):
         try:
             content = decode_json(path.read_bytes())

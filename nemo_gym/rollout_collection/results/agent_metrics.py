@@ -1,7 +1,7 @@
-"""The aggregate metrics of every agent, and the file they stand in.
+"""The aggregate metrics of every agent, and the file that holds them.
 
-The default metrics come from columns, in constant memory; only an environment with metrics of its own is
-asked for them, once, with all its rollouts. Where that cannot be, the entry says so in its `note`.
+The default metrics are computed from columns, in constant memory. Only an environment with metrics of its own
+is asked for them, once, with all its rollouts. If that fails, the `note` of the entry says so.
 """
 
 import asyncio
@@ -36,51 +36,51 @@ logger = logging.getLogger(__name__)
 
 _PATH = "/aggregate_metrics"
 _QUESTION_S = 60.0
-"""How long an agent may take to say whether it has metrics of its own."""
+"""Time for an agent to say whether it has metrics of its own."""
 _COMPUTATION_S = 600.0
-"""How long it may take to compute them."""
+"""Time for an agent to compute them."""
 _LONGEST_REASON = 300
 _GROUPS_A_PIECE = 200
-NO_SERVER = "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them"
+NO_SERVER = "no server was available; compute them with ng_aggregate_rollouts '+config_paths=[…]'"
 _FORMULAS = b"1"
-"""Another number wherever the same rollouts give another file."""
+"""Changed whenever the same rollouts would give another file."""
 
 
 @dataclass(frozen=True)
 class AgentRollouts:
-    """The rollouts of one agent, as whoever computes its metrics needs them."""
+    """The rollouts of one agent, for the computation of its metrics."""
 
     columns: Columns
     records: Callable[[], Iterable[dict[str, Any]]]
-    """The whole rollouts, read again from the file; called in a thread, and only where an environment has
+    """The whole rollouts, read again from the file. Called in a thread, and only if an environment has
     metrics of its own."""
     planned: int | None = None
-    """How many there should be; None where nobody knows."""
+    """How many there should be; None if that is not known."""
     is_asked: bool = True
-    """Whether the agent is first asked if it has metrics of its own; else it is told to compute them."""
+    """Whether to ask the agent first if it has metrics of its own; else it always computes them."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the file says of one agent."""
+    """The metrics of one agent, as written to the file."""
 
     agent: str
     summary: Summary
     agent_metrics: Mapping[str, Any]
     key_metrics: dict[str, Any]
     groups: Iterable[Mapping[str, Any]] | Columns
-    """Of each task; columns where they come from those alone."""
+    """The metrics of each task; columns if they are computed from those alone."""
     columns: Columns | None = None
-    """What these metrics come from, where that is all they come from."""
+    """The columns, if all these metrics are computed from them."""
     note: str | None = None
 
 
 async def write_aggregate_metrics(
     path: Path, agents: Mapping[str, AgentRollouts], client: ServerClient | None
 ) -> list[Entry]:
-    """Compute the metrics of every agent and write them; gives what was written.
+    """Compute the metrics of every agent, write them, and return what was written.
 
-    Without a client nobody is asked: all get the default metrics.
+    Without a client all agents get the default metrics.
     """
     entries = await agent_entries(agents, client)
     await asyncio.to_thread(write_entries, path, entries)
@@ -90,7 +90,7 @@ async def write_aggregate_metrics(
 async def agent_entries(
     agents: Mapping[str, AgentRollouts], client: ServerClient | None, why_unasked: str = NO_SERVER
 ) -> list[Entry]:
-    """What is to be said of every agent; `why_unasked` is why nobody is asked where there is no client."""
+    """The metrics of every agent; `why_unasked` is the reason if there is no client."""
     return [await _entry(agent, rollouts, client, why_unasked) for agent, rollouts in agents.items()]
 
 
@@ -99,9 +99,9 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
-    """A text that stays the same as long as the file does and what it would be made of.
+    """A text that changes when the file changes or the numbers that it is computed from.
 
-    None where there is no file, or where more than this program and the columns goes into it.
+    None if there is no file, or if it depends on more than this program and the columns.
     """
     digest = hashlib.sha256(nemo_gym.__version__.encode() + _FORMULAS)
     for entry in entries:
@@ -131,14 +131,14 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
         own = AggregateMetrics.model_validate(await response.json())
     except (NeMoGymError, ValueError, OSError) as error:
         reason = _reason(error)
-        logger.warning("%s: its own metrics could not be computed, the default ones were: %s", agent, reason)
+        logger.warning("cannot compute the metrics of %s itself, only the default ones: %s", agent, reason)
         return await _default_entry(agent, rollouts, reason)
     summary = await asyncio.to_thread(summarize, agent, rollouts.columns, rollouts.planned)
     return Entry(agent, summary, own.agent_metrics, own.key_metrics, own.group_level_metrics)
 
 
 async def _has_own_metrics(client: ServerClient, agent: str) -> bool:
-    """Whether the default metrics are not all there is; a server that cannot tell may have some."""
+    """Whether the agent has more than the default metrics; one that does not say may have."""
     response = await client.get(agent, _PATH, timeout=_QUESTION_S)
     try:
         return not response.ok or await response.json() != {"own": False}
@@ -147,7 +147,7 @@ async def _has_own_metrics(client: ServerClient, agent: str) -> bool:
 
 
 def _request_body(rollouts: AgentRollouts) -> dict[str, Any]:
-    """Every rollout without its transcript; encoded one by one, which takes less memory than the data."""
+    """Every rollout without its transcript, encoded one by one: bytes take less memory than objects."""
     stripped = (encode_json(_without_transcript(record)) for record in rollouts.records())
     return {"verify_responses": [orjson.Fragment(data) for data in stripped]}
 
@@ -178,7 +178,7 @@ def _reason(error: Exception) -> str:
 
 
 def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same; while one piece is written, the next is made."""
+    """The same pieces; while one is written, the next is computed."""
     with ThreadPoolExecutor(1) as maker:
         upcoming = maker.submit(next, pieces, None)
         while (piece := upcoming.result()) is not None:
@@ -187,7 +187,7 @@ def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _pieces(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """The file, as `json.dumps(…, indent=2)` would lay it out, some groups at a time."""
+    """The file as `json.dumps(…, indent=2)` formats it, some groups at a time."""
     before = b"[\n  "
     for entry in entries:
         yield before
@@ -214,7 +214,7 @@ def _entry_pieces(entry: Entry) -> Iterator[bytes]:
 
 
 def _group_pieces(source: Iterable[Mapping[str, Any]] | Columns) -> Iterator[bytes]:
-    """Some groups at a time, with commas between them."""
+    """Some groups at a time, separated by commas."""
     if isinstance(source, Columns):
         for table in source.group_tables():
             yield (
@@ -233,7 +233,7 @@ def _groups_piece(groups: list[Mapping[str, Any]]) -> bytes:
 
 
 def _table_piece(table: GroupTable) -> bytes:
-    """The same of a table that has every value: each row goes into a text that all groups share."""
+    """The same for a table without missing values: each row fills in a template that all groups share."""
     labels = [encode_json(label).replace(b"%", b"%%") for label in [TASK_INDEX_KEY_NAME, *table.labels]]
     group = b"\n      {\n        " + b",\n        ".join(label + b": %b" for label in labels) + b"\n      }"
     rows = orjson.dumps(table.values, option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],[")
@@ -243,9 +243,9 @@ def _table_piece(table: GroupTable) -> bytes:
 
 
 def _indented(value: Any, levels: int) -> bytes:
-    """JSON with two blanks a level, to stand below so many levels."""
+    """JSON indented by two spaces per level, below this many levels."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    except TypeError:  # what only the slow codec takes, such as a whole number beyond 64 bits
+    except TypeError:  # data that only the slow codec accepts, such as whole numbers beyond 64 bits
         text = json.dumps(decode_json(encode_json(value)), indent=2).encode()
     return text.replace(b"\n", b"\n" + b"  " * levels)

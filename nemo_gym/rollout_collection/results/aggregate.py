@@ -1,4 +1,4 @@
-"""Metrics over shards: rollouts that were collected one part at a time, merged into one file."""
+"""Metrics of shards: rollouts that were collected in parts, merged into one file."""
 
 import asyncio
 import glob
@@ -23,7 +23,7 @@ from nemo_gym.records import SKIP_HINT, BadLines, agent_of
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
-from nemo_gym.rollout_collection.results.shards import Settled, ShardLines, Shards
+from nemo_gym.rollout_collection.results.shards import Duplicates, ShardLines, Shards
 from nemo_gym.rollout_collection.results.tracking import track_run
 from nemo_gym.trackers import warn_early
 
@@ -38,42 +38,42 @@ _COMPANIONS = (
     "_manifest.json",
     "_status.json",
 )
-"""Endings of files that stand beside rollouts and hold none."""
+"""Suffixes of files beside a rollouts file that hold no rollouts."""
 _MOST_NAMED = 10
 _SET_ASIDE = (".bak", ".torn")
-"""Endings of what a later run has replaced or could not use."""
+"""Suffixes of files that a later run has replaced or could not use."""
 
 Notice = Callable[[str], None]
-"""Tells people what is done with their files."""
+"""Reports to the user what is done with the files."""
 OpenClient = Callable[[Sequence[str]], AbstractAsyncContextManager[ServerClient | None]]
-"""A client of servers that have these agents; None where there are none."""
+"""A client of servers that have these agents; None if there are none."""
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What came of it."""
+    """The result of an aggregation."""
 
     metrics_path: Path
     merged_path: Path | None
     entries: list[Entry]
     """The metrics of each agent."""
     tracked: list[str]
-    """What is to be said of the trackers."""
+    """Messages from the trackers."""
     bad_lines: int
-    """Lines that were left out."""
+    """Lines that were skipped."""
 
 
 class RolloutAggregationHelper(BaseModel):
-    """Computes the metrics of rollouts that stand in several files."""
+    """Computes the metrics of rollouts in several files."""
 
     async def run_from_config(
         self, config: RolloutAggregationConfig, client: ServerClient | None = None
     ) -> Path | None:
-        """Merge the shards and write their metrics; gives the path of those, None if there are no rollouts.
+        """Merge the shards and write their metrics; returns the path of the metrics, None without rollouts.
 
-        Without a client it takes the servers that are open around it, or a running head server's.
+        Without a client it uses the servers that are open around it, or those of a head server.
         """
-        if threading.active_count() == 1:  # several processes read large files, which takes half as long
+        if threading.active_count() == 1:  # then several processes can read large files
             shards = load_shards(config, logger.info)
         else:
             shards = await asyncio.to_thread(load_shards, config, logger.info)
@@ -84,14 +84,14 @@ class RolloutAggregationHelper(BaseModel):
 
 
 def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
-    """Find and measure all rollouts. Blocks; several processes read large files if no other thread runs."""
+    """Find and measure all rollouts. Blocks. Several processes read large files if no other thread runs."""
     for text in warn_early(config):
         notice(text)
     shards = Shards(find_shards(config, notice), BadLines(config.skip_bad_lines))
     shards.load()
-    if shards.settled.repeated:
+    if shards.duplicates.repeated:
         raise _repeated(shards)
-    for text in (*_settlement(shards.settled), *shards.bad_lines.told()):
+    for text in (*_duplicate_lines(shards.duplicates), *shards.bad_lines.told()):
         notice(text)
     return shards
 
@@ -103,7 +103,7 @@ async def aggregate_shards(
     output = Path(config.output_jsonl_fpath)
     with shards:
         if not len(shards):
-            notice("The shards hold no rollouts; nothing is written.")
+            notice("The shards contain no rollouts; nothing was written.")
             return None
         missing = missing_by_agent(shards)
         agents = {
@@ -123,10 +123,10 @@ async def aggregate_shards(
 
 
 def missing_by_agent(shards: Shards) -> Counter[str] | None:
-    """How many rollouts of each agent the shards should have and do not; None where that is not known."""
+    """How many rollouts of each agent are missing from the shards; None if that is not known."""
     missing: Counter[str] = Counter()
-    if shards.settled.copies:
-        return None  # what is there twice may stand for what is not there
+    if shards.duplicates.copies:
+        return None  # a copy may stand in for a missing rollout
     for path, found in zip(shards.paths, shards.found_by_agent, strict=True):
         planned = _planned_by_agent(path)
         if not planned:
@@ -136,7 +136,7 @@ def missing_by_agent(shards: Shards) -> Counter[str] | None:
 
 
 def _planned_by_agent(shard: Path) -> dict[str, int]:
-    """As the manifest of the run says, else as its materialized inputs do; empty where neither is there."""
+    """From the manifest of the run, else from its materialized inputs; empty if there is neither."""
     manifest = Manifest.load(manifest_path_for(shard))
     planned = manifest.planned_by_agent() if manifest is not None else {}
     materialized = materialized_path_for(shard)
@@ -153,42 +153,42 @@ def _planned(agent: str, columns: Columns, missing: Counter[str] | None) -> int 
 
 
 def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
-    """The files that the globs match and that hold rollouts."""
+    """The files that match the glob patterns and contain rollouts."""
     matches = [Path(path) for path in _expand_input_glob(config.input_glob)]
     found = [path for path in matches if _may_hold_rollouts(path)]
     for pattern in _patterns(config.input_glob):
         if not glob.glob(pattern, recursive=True):
-            notice(f"warning: nothing matches {pattern}")
+            notice(f"warning: no file matches {pattern}")
     output = Path(config.output_jsonl_fpath)
     shards = [path for path in found if not (output.exists() and path.samefile(output))]
     if len(shards) < len(found):
         if not shards and not config.merge_shards:
-            shards = found  # metrics of one file anew: nothing is merged into it
+            shards = found  # recompute the metrics of one file: nothing is merged into it
         elif manifest_path_for(output).exists():
             raise ConfigError(
-                f"output_jsonl_fpath: {output} is one of the shards: its manifest stands beside it; "
+                f"output_jsonl_fpath: {output} is one of the shards (its manifest is beside it); "
                 "choose another +output_jsonl_fpath="
             )
         else:
-            notice(f"Left out: {output}, the merged output itself.")
+            notice(f"Skipped {output}: it is the merged output itself.")
     if not shards:
-        others = f" (only {matches[0]}, by its name a file that stands beside rollouts)" if matches else ""
+        others = f" (only {matches[0]}, whose name is that of a file beside rollouts)" if matches else ""
         raise ConfigError(
-            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; name the "
-            "shards, and an output_jsonl_fpath that is none of them"
+            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; pass the "
+            "shards, and an output_jsonl_fpath that is not one of them"
         )
     notice("\n".join([f"Shards ({len(shards)}):", *(f"  {path}" for path in shards)]))
     return shards
 
 
 def _may_hold_rollouts(path: Path) -> bool:
-    """Whether it is a file, and none of those that a run leaves beside its rollouts."""
+    """Whether it is a file, and not one that a run writes beside its rollouts."""
     is_unfinished = path.name.startswith(".") and path.suffix == ".tmp"
     return path.is_file() and not is_unfinished and not path.name.endswith((*_COMPANIONS, *_SET_ASIDE))
 
 
 def _expand_input_glob(input_glob: str) -> list[str]:
-    """The paths that match: patterns stand between commas; no path twice."""
+    """The paths that match the comma-separated patterns, each once."""
     paths: dict[str, str] = {}
     for pattern in _patterns(input_glob):
         for path in sorted(glob.glob(pattern, recursive=True)):
@@ -208,29 +208,29 @@ def _client_around() -> ServerClient | None:
 
 
 def _repeated(shards: Shards) -> InputError:
-    """Keys that stand twice in one file, which no run leaves; in separate files they are of separate runs."""
-    lines, count = shards.repeated_lines(_MOST_NAMED), len(shards.settled.repeated)
+    """The error for keys that occur twice in one file. In separate files they belong to separate runs."""
+    lines, count = shards.repeated_lines(_MOST_NAMED), len(shards.duplicates.repeated)
     if count > len(lines):
         lines.append(f"… and {count - len(lines)} more")
     return InputError("\n".join([*lines, f"Remove one of each, {SKIP_HINT}"]))
 
 
-def _settlement(settled: Settled) -> list[str]:
+def _duplicate_lines(duplicates: Duplicates) -> list[str]:
     texts = []
-    if settled.copies:
-        texts.append(f"Rollouts that stand in the shards more than once and count once: {settled.copies}.")
-    if settled.renumbered_tasks:
+    if duplicates.copies:
+        texts.append(f"Identical copies of rollouts in the shards, not counted again: {duplicates.copies}.")
+    if duplicates.renumbered_tasks:
         texts.append(
-            "Different rollouts have the same task and rollout index, as separate runs of one input do; all "
-            f"are kept, numbered anew in the order of the shards. Tasks: {settled.renumbered_tasks}."
+            "Different rollouts have the same task and rollout index, as in separate runs of one input. All "
+            f"are kept and renumbered in the order of the shards. Tasks: {duplicates.renumbered_tasks}."
         )
     return texts
 
 
 def _merge(shards: Shards, output: Path, notice: Notice) -> None:
-    """Write all rollouts into one file; an earlier one stays under another name."""
+    """Write all rollouts into one file; an earlier file is kept under another name."""
     with new_file(output) as file:
         file.writelines(shards.lines())
         moved = set_aside([output])
     for kept in moved:
-        notice(f"{output} was there already; it is now {kept}.")
+        notice(f"{output} existed already; it was renamed to {kept}.")

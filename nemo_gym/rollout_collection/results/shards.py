@@ -1,7 +1,7 @@
-"""Rollouts that stand in several files, as one set without copies.
+"""Rollouts in several files, as one set without copies.
 
-Invariant: of each rollout only its key, its place and its numbers are held, never the record. Every key is
-there once: identical records count once; where others share a key, the task's rollouts are numbered anew.
+Invariant: memory holds the key, the place and the numbers of each rollout, never the record. Every key occurs
+once: identical records count once; if different ones share a key, the rollouts of the task are renumbered.
 """
 
 import json
@@ -36,18 +36,18 @@ class ShardRollout(NamedTuple):
 
     key: Key
     line: bytes
-    """As it stands in the shard, with another rollout index if it was numbered anew."""
+    """As in the shard, with another rollout index if it was renumbered."""
 
 
 @dataclass
-class Settled:
-    """What was done to have every key once."""
+class Duplicates:
+    """What was done about keys that occur more than once."""
 
     copies: int = 0
-    """Records that stood there before, identical."""
+    """Identical records, which count once."""
     renumbered_tasks: int = 0
     repeated: dict[int, int] = field(default_factory=dict)
-    """Places of rollouts whose key stands earlier in the same shard, with that earlier place."""
+    """Places of rollouts whose key occurs earlier in the same shard, with that earlier place."""
 
 
 @dataclass
@@ -57,29 +57,29 @@ class Shards:
     paths: list[Path]
     bad_lines: BadLines = field(default_factory=BadLines)
     columns: defaultdict[str, Columns] = field(default_factory=lambda: defaultdict(Columns))
-    """The numbers of each agent, in order of first sight."""
-    settled: Settled = field(default_factory=Settled)
+    """The numbers of each agent, in the order of its first rollout."""
+    duplicates: Duplicates = field(default_factory=Duplicates)
     found_by_agent: list[Counter[str]] = field(default_factory=list)
-    """How many rollouts each shard holds."""
+    """How many rollouts each shard contains."""
 
     def __post_init__(self) -> None:
         self._keys, self._offsets = array("q"), array("q")
         self._first_places: list[int] = []
-        """Of each shard, in the two arrays; and how many there are in all."""
+        """Of each shard, in the two arrays; then the length of the arrays."""
         self._sizes: list[int] = []
         """Of each shard, in bytes."""
         self._order: Places | list[int] = []
         """Places in the arrays, sorted by key."""
         self._renumbered: set[int] = set()
         self._is_sorted_file = False
-        """Whether all this is one file, and that as it would be written."""
+        """Whether there is one file, which is what would be written."""
         self._files = _OpenFiles(self.paths)
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def load(self) -> Settled:
-        """Find every rollout; to be called once, before all else."""
+    def load(self) -> Duplicates:
+        """Find every rollout. Call this once, before anything else."""
         is_dense = True
         for path in self.paths:
             found = find_rollouts(path, self.bad_lines, once=self.bad_lines.are_skipped)
@@ -99,22 +99,22 @@ class Shards:
         self._is_sorted_file = is_dense and len(self.paths) == 1 and bool((keys == ordered).all())
         repeated = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(repeated):
-            self._settle(self._order.tolist(), {unpacked(name).task for name in repeated.tolist()})
-        return self.settled
+            self._resolve(self._order.tolist(), {unpacked(key).task for key in repeated.tolist()})
+        return self.duplicates
 
-    def _settle(self, places: list[int], tasks: set[int]) -> None:
-        """See to it that every key of these tasks is there once."""
+    def _resolve(self, places: list[int], tasks: set[int]) -> None:
+        """Make every key of these tasks unique."""
         order: list[int] = []
         for task, group in groupby(places, lambda place: unpacked(self._keys[place]).task):
             members = list(group)
-            order += self._settle_task(members) if task in tasks else members
+            order += self._resolve_task(members) if task in tasks else members
         order.sort(key=self._keys.__getitem__)
         self._order = order
         self._is_sorted_file = False
-        self._measure_anew()
+        self._measure_again()
 
-    def _settle_task(self, members: list[int]) -> list[int]:
-        """The different rollouts of one task, numbered anew if two that differ share a key."""
+    def _resolve_task(self, members: list[int]) -> list[int]:
+        """The different rollouts of one task, renumbered if two that differ share a key."""
         kept: list[int] = []
         for _, group in groupby(members, self._keys.__getitem__):
             same_key: dict[str, int] = {}
@@ -123,12 +123,12 @@ class Shards:
                 same_key.setdefault(_canonical(self._line(place)), place)
                 first = in_shard.setdefault(self._shard(place), place)
                 if first != place:
-                    self.settled.repeated[place] = first
+                    self.duplicates.repeated[place] = first
             kept += same_key.values()
-        self.settled.copies += len(members) - len(kept)
+        self.duplicates.copies += len(members) - len(kept)
         if len({self._keys[place] for place in kept}) == len(kept):
             return kept
-        self.settled.renumbered_tasks += 1
+        self.duplicates.renumbered_tasks += 1
         kept.sort(key=lambda place: (self._shard(place), self._keys[place], place))
         for number, place in enumerate(kept):
             key = unpacked(self._keys[place])
@@ -137,8 +137,8 @@ class Shards:
                 self._keys[place] = packed(Key(key.task, number))
         return kept
 
-    def _measure_anew(self) -> None:
-        """The numbers of those that are left, under their new keys."""
+    def _measure_again(self) -> None:
+        """Compute the numbers of the remaining rollouts, under their new keys."""
         intakes = {agent: Intake(Columns()) for agent in self.columns}
         for rollout in self:
             record = parsed(rollout.line)
@@ -146,20 +146,20 @@ class Shards:
         self.columns = defaultdict(Columns, {agent: intake.columns for agent, intake in intakes.items()})
 
     def repeated_lines(self, most: int) -> list[str]:
-        """Where keys stand that stand earlier in the same shard, for people; so many of them at most."""
+        """Messages about keys that occur earlier in the same shard, at most so many."""
         texts = []
-        for place, first in list(self.settled.repeated.items())[:most]:
+        for place, first in list(self.duplicates.repeated.items())[:most]:
             path, offset, earlier = self.paths[self._shard(place)], self._offsets[place], self._offsets[first]
             lines = line_numbers(path, (offset, earlier))
-            texts.append(f"{path}:{lines[offset]}: the key of line {lines[earlier]} once more")
+            texts.append(f"{path}:{lines[offset]}: repeats the key of line {lines[earlier]}")
         return texts
 
     def __iter__(self) -> Iterator[ShardRollout]:
-        """Every rollout, sorted by key, read now."""
+        """Every rollout, sorted by key and read from its file."""
         return map(self._read, self._order)
 
     def lines(self) -> Iterator[bytes]:
-        """The same as whole lines; one shard that is sorted already comes in larger pieces."""
+        """The same as whole lines; a single sorted shard comes in larger pieces."""
         if not self._is_sorted_file:
             yield from (rollout.line + b"\n" for rollout in self)
             return
@@ -192,7 +192,7 @@ class Shards:
         return bisect_right(self._first_places, place) - 1
 
     def _line(self, place: int) -> bytes:
-        """Up to the next one that counts: what was left out may stand between them."""
+        """Up to the next rollout that counts: skipped lines may be between them."""
         shard = self._shard(place)
         is_last = place + 1 == self._first_places[shard + 1]
         end = self._sizes[shard] if is_last else self._offsets[place + 1]
@@ -201,7 +201,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class ShardLines:
-    """The lines of shards, sorted by key; each time they are asked for they are read anew."""
+    """The lines of shards, sorted by key; every iteration reads them again."""
 
     shards: Shards
 
@@ -210,26 +210,28 @@ class ShardLines:
 
 
 def _canonical(line: bytes) -> str:
-    """The same text for lines that say the same."""
+    """The same text for lines with the same content."""
     return json.dumps(decode_json(line), sort_keys=True)
 
 
 class _OpenFiles:
-    """Reads pieces of many files, of which only some are open at once."""
+    """Reads pieces of many files, only some of which are open at once."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self._open: dict[int, int] = {}
-        """Descriptors by shard, the one used last at the end."""
+        """Descriptors by shard, the most recently used one last."""
 
     def read(self, shard: int, start: int, end: int) -> bytes:
         path, length = self._paths[shard], end - start
         try:
             data = os.pread(self._descriptor(shard), length, start)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}; aggregate again") from error
+            raise InputError(f"{path}: cannot read it: {error.strerror}; aggregate again") from error
         if len(data) < length:
-            raise InputError(f"{path}: became shorter meanwhile; aggregate when no run is writing it")
+            raise InputError(
+                f"{path}: it became shorter while it was read; aggregate again when no run is writing it"
+            )
         return data
 
     def _descriptor(self, shard: int) -> int:

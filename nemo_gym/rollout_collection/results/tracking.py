@@ -1,4 +1,4 @@
-"""What a run that has ended tells the trackers."""
+"""What a finished run sends to the trackers."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from nemo_gym.trackers import AgentFigures, TrackedRun, TrackerConfig, publish
 
 
 def tracker_config(config: TrackerConfig, values: Mapping[str, Any]) -> TrackerConfig:
-    """Where the run is tracked: as its own settings say, and where they are silent those of the servers."""
+    """Where the run is tracked: its own settings, or those of the servers where it has none."""
     settings = {}
     for name in TrackerConfig.model_fields:
         around = values.get(name)
@@ -27,7 +27,7 @@ async def track_run(
     rollouts: Iterable[bytes] | None,
     path: Path | None,
 ) -> list[str]:
-    """Send the metrics, and the rollouts if there are any, to every tracker; gives a line for each."""
+    """Send the metrics, and the rollouts if given, to every tracker; returns one message per tracker."""
     agents = {entry.agent: AgentFigures(entry.agent_metrics, entry.key_metrics) for entry in entries}
-    told = dict(flattened(mask_secrets(settings)))
-    return await asyncio.to_thread(publish, config, TrackedRun(agents, rollouts, path, told))
+    shown = dict(flattened(mask_secrets(settings)))
+    return await asyncio.to_thread(publish, config, TrackedRun(agents, rollouts, path, shown))

@@ -68,7 +68,7 @@ def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, nobo
             "",
             "shop: reward 0.50 ± 0.50 (95 % CI, 2 tasks × 1), how many were planned is not known",
             "These are the default metrics, without the environment's own: "
-            "no server was there to ask; ng_aggregate_rollouts '+config_paths=[…]' asks for them.",
+            "no server was available; compute them with ng_aggregate_rollouts '+config_paths=[…]'.",
             "",
             "metric       value  95 % CI    median  std     min  max",
             "───────────────────────────────────────────────────────",
@@ -133,8 +133,8 @@ def test_notices_are_shown(ng: Ng, shards: str, nobody: str) -> None:
     Path("rs10.jsonl").write_text(json.dumps({**record, "reward": 7}) + "\n")
     ng("aggregate_rollouts", shards, OUTPUT, nobody)
     done = ng("aggregate_rollouts", shards, OUTPUT, nobody)
-    assert "numbered anew" in done.out
-    assert "out/all.jsonl was there already; it is now out/all.jsonl." in done.out
+    assert "renumbered" in done.out
+    assert "out/all.jsonl existed already; it was renamed to out/all.jsonl." in done.out
 
 
 MISTAKES = {

@@ -194,7 +194,7 @@ def test_run_says_what_it_will_do(playground: Playground, capsys: Capture) -> No
         assert text in told
     assert "prompt.yaml" in told and "At most 7 rollouts" in told and "embedded" in told
     assert "6 rollouts to run" in told
-    assert "warning: num_repeats has entries for agents that never occur: nobody" in told
+    assert "warning: num_repeats has entries for agents that do not occur: nobody" in told
     assert "Collecting rollouts: 6/6" in told
 
 
@@ -456,5 +456,5 @@ def test_summary_of_a_row_leaves_out_what_is_not_there() -> None:
 def test_rollouts_of_an_output_that_was_replaced_say_so(playground: Playground) -> None:
     first = playground.collect()
     playground.collect()
-    with pytest.raises(InputError, match="is no longer the file that these rollouts stood in"):
+    with pytest.raises(InputError, match="is no longer the file that these rollouts were read from"):
         first[0]

@@ -49,7 +49,7 @@ def test_without_servers_it_says_that_agents_were_not_checked(playground: Playgr
 
 def test_repeats_of_agents_that_never_occur_are_warned_of(playground: Playground) -> None:
     text = told(playground, num_repeats={"answering": 2, "nobody": 3})
-    assert "warning: num_repeats has entries for agents that never occur: nobody" in text
+    assert "warning: num_repeats has entries for agents that do not occur: nobody" in text
 
 
 def test_tokens_are_those_of_all_rows(playground: Playground) -> None:

@@ -47,7 +47,7 @@ def test_failures_are_told_with_their_causes_and_how_to_resume(
     assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in told
     assert "\n  1 x data: ServerCallError 400" in told
     assert "\nFailures: out/rollouts_failures.jsonl\n" in told
-    assert told.endswith("The same command with +resume_from_cache=true runs what is missing.\n")
+    assert told.endswith("The same command with +resume_from_cache=true runs the missing rollouts.\n")
 
 
 def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(

@@ -211,7 +211,7 @@ def test_agent_that_is_unreachable_gets_the_default_metrics_and_a_note(folder: P
 
 def test_without_servers_the_file_says_that_nobody_was_asked() -> None:
     (entry,) = written({"any": [rollout(0)]}, reads=False)
-    assert "no server was there to ask" in entry["note"]
+    assert "no server was available" in entry["note"]
 
 
 def test_file_is_laid_out_as_python_would_and_keeps_the_order_of_the_agents(folder: Path) -> None:

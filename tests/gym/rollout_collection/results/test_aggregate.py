@@ -243,8 +243,8 @@ def test_same_record_in_two_shards_counts_once(caplog: pytest.LogCaptureFixture)
         (entry,) = entries(aggregate("?.jsonl"))
     assert keys(read("all.jsonl")) == [(0, 0), (0, 1), (1, 0)]
     assert entry["agent_metrics"]["mean/reward"] == pytest.approx(2.5 / 3)
-    assert "count once: 1" in caplog.text
-    assert "numbered anew" not in caplog.text
+    assert "not counted again: 1" in caplog.text
+    assert "renumbered" not in caplog.text
 
 
 def test_repeat_runs_are_all_kept_and_numbered_in_the_order_of_the_shards(
@@ -265,7 +265,7 @@ def test_repeat_runs_are_all_kept_and_numbered_in_the_order_of_the_shards(
         (2, 5, "a"),
     ]
     assert len(entries(path)[0]["group_level_metrics"]) == 3
-    assert "numbered anew" in caplog.text and "Tasks: 1" in caplog.text
+    assert "renumbered" in caplog.text and "Tasks: 1" in caplog.text
 
 
 def test_more_shards_than_files_may_be_open() -> None:
@@ -372,8 +372,8 @@ def test_key_that_stands_twice_in_one_shard_is_refused_with_its_lines() -> None:
     with pytest.raises(InputError) as caught:
         aggregate("a.jsonl")
     told = str(caught.value)
-    assert "a.jsonl:3: the key of line 1 once more" in told
-    assert "a.jsonl:4: the key of line 2 once more" in told
+    assert "a.jsonl:3: repeats the key of line 1" in told
+    assert "a.jsonl:4: repeats the key of line 2" in told
     assert "+skip_bad_lines=true" in told
     assert not Path("all.jsonl").exists()
 
