@@ -1,13 +1,13 @@
-"""torch and transformers: installed with an extra, loaded when something of theirs is first used.
+"""Lazy imports of torch and transformers, which are installed with an extra.
 
-A module here writes
+A module writes
 
     if TYPE_CHECKING:
         import torch
     else:
         torch = lazy("torch")
 
-and imports without either; annotations stay texts (`from __future__ import annotations`).
+and can be imported without the package. Its annotations stay strings (`from __future__ import annotations`).
 """
 
 from types import ModuleType
@@ -17,15 +17,15 @@ from nemo_gym.extras import load_extra
 
 
 def lazy(module: str) -> ModuleType:
-    """Stands for a module; asks it for a name when that is first used, and keeps what it gave."""
-    stand_in = ModuleType(module)  # no class of its own: names of plain modules are found quickest
+    """A stand-in for a module, which is imported when one of its names is first used."""
+    stand_in = ModuleType(module)  # not a subclass: attributes of plain modules are found fastest
 
-    def found(name: str) -> Any:
-        if name.startswith("__"):  # asked by whoever looks at modules, not by code that needs the package
+    def resolve(name: str) -> Any:
+        if name.startswith("__"):  # introspection, not code that needs the package
             raise AttributeError(name)
         value = getattr(load_extra(module, "rl", "nemo_rl"), name)
         setattr(stand_in, name, value)
         return value
 
-    vars(stand_in)["__getattr__"] = found
+    vars(stand_in)["__getattr__"] = resolve
     return stand_in

@@ -1,1 +1,1 @@
-"""What a prompt is made of."""
+"""The format of prompts."""

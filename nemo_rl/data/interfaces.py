@@ -1,4 +1,4 @@
-"""One prompt, and the conversation that grows from it."""
+"""One prompt, and the message log of its conversation."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     import torch
 
     LLMMessageLogType = list[dict[str, Any]]
-    """`role` and `content` are texts, `token_ids` and `generation_logprobs` tensors, each 1-D."""
+    """Messages: `role` and `content` are strings, `token_ids` and `generation_logprobs` 1-D tensors."""
     VLMMessageLogType = list[dict[str, Any]]
-    """The same, with packed media besides."""
+    """The same, and packed media tensors are allowed."""
 else:
     torch = lazy("torch")
 
 __all__ = ["DatumSpec", "LLMMessageLogType", "VLMMessageLogType"]
 
 
-class _Needed(TypedDict):
+class _RequiredKeys(TypedDict):
     message_log: list[dict[str, str | torch.Tensor]]
     """The conversation so far, already tokenised."""
     length: int
-    """Tokens of the message log."""
+    """Number of tokens in the message log."""
     extra_env_info: dict[str, Any] | None
     """Native path: the environment's state. Gym path: the row."""
     loss_multiplier: float
@@ -32,13 +32,13 @@ class _Needed(TypedDict):
     """Becomes the group's `prompt_idx`."""
 
 
-class DatumSpec(_Needed, total=False):
+class DatumSpec(_RequiredKeys, total=False):
     """One prompt. Other keys are allowed and ignored."""
 
     task_name: str
-    """Native path: which environment."""
+    """Native path: selects the environment."""
     stop_strings: list[str] | None
-    """For the first turn."""
+    """Stop strings of the first turn."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A batch: names to tensors or lists, all of them with the batch first."""
+"""A batch: a dictionary of tensors and lists whose first dimension is the batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class BatchedDataDict(dict[str, Any], Generic[T]):
-    """`BatchedDataDict[Spec](input_ids=…)`; the parameter says which keys there are."""
+    """`BatchedDataDict[Spec](input_ids=…)`; the type parameter documents the keys."""
 
     @property
     def size(self) -> int:
-        """Rows of the batch."""
+        """Number of rows."""
         for value in self.values():
             return len(value)
         return 0
@@ -31,13 +31,16 @@ class BatchedDataDict(dict[str, Any], Generic[T]):
     def from_batches(
         cls, batches: Sequence[Mapping[str, Any]], pad_value_dict: Mapping[str, float] | None = None
     ) -> Self:
-        """One batch of several; tensors of two dimensions are padded on the right, with 0 unless told."""
+        """Join batches. 2-D tensors are padded on the right, with 0 unless `pad_value_dict` has the key."""
         pads = pad_value_dict or {}
         if not batches:
             return cls()
         for batch in batches:
             if batch.keys() != batches[0].keys():
-                raise ValueError(f"batches differ in their keys: {sorted(batch)} and {sorted(batches[0])}")
+                raise ValueError(
+                    f"batches have different keys: {sorted(batch)} and {sorted(batches[0])}; "
+                    "all must have the same"
+                )
         return cls({key: _joined([batch[key] for batch in batches], pads.get(key, 0)) for key in batches[0]})
 
     def slice(self, start: int, end: int) -> Self:
@@ -49,11 +52,11 @@ class BatchedDataDict(dict[str, Any], Generic[T]):
         return type(self)({key: _selected(value, rows) for key, value in self.items()})
 
     def repeat_interleave(self, num_repeats: int) -> Self:
-        """Every row so many times, one beside the other."""
+        """Every row `num_repeats` times; the copies of a row are adjacent."""
         return self.select_indices([row for row in range(self.size) for _ in range(num_repeats)])
 
     def to(self, device: str | torch.device) -> Self:
-        """The tensors on another device, in place, as published."""
+        """Move the tensors to another device. In place, as published."""
         for key, value in self.items():
             if isinstance(value, torch.Tensor):
                 self[key] = value.to(device)

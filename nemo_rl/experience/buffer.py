@@ -1,6 +1,6 @@
-"""A buffer of groups in memory, between those who generate and one who trains.
+"""A buffer of groups in memory, between the tasks that generate groups and the trainer.
 
-Invariant: a slot is reserved, then committed or removed; what a trainer takes is whole and taken once.
+Invariant: a reserved slot is committed or removed. A trainer takes whole groups, each of them once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ class PromptGroupBuffer:
 
     def __init__(self, max_weight_lag: int | None = None) -> None:
         self.max_weight_lag = max_weight_lag
-        """Groups that began so many weight versions before the trainer's are thrown away; None: never."""
+        """Groups that began more than this many weight versions ago are discarded; None: never."""
         self.stale_groups = 0
+        """Groups discarded so far."""
         self._ids = count()
         self._reserved: set[int] = set()
         self._committed: deque[PromptGroupRecord] = deque()
@@ -26,11 +27,11 @@ class PromptGroupBuffer:
 
     @property
     def reserved(self) -> int:
-        """Slots that are neither filled nor given back."""
+        """Number of slots that are neither committed nor removed."""
         return len(self._reserved)
 
     def __len__(self) -> int:
-        """Groups that can be taken."""
+        """Number of groups that can be taken."""
         return len(self._committed)
 
     def reserve(self, weight_version: int, target_step: int | None = None) -> int:
@@ -42,7 +43,9 @@ class PromptGroupBuffer:
         self, group_id: int, record: PromptGroupRecord, start_weight_version: int, end_weight_version: int
     ) -> None:
         if group_id not in self._reserved:
-            raise KeyError(f"group {group_id} is not reserved: it was committed or removed before")
+            raise KeyError(
+                f"group {group_id} is not reserved: it was already committed or removed; reserve a new id"
+            )
         record.weight_versions = (start_weight_version, end_weight_version)
         async with self._arrived:
             self._reserved.remove(group_id)
@@ -53,7 +56,8 @@ class PromptGroupBuffer:
         self._reserved.discard(group_id)
 
     async def take(self, groups: int, weight_version: int | None = None) -> list[PromptGroupRecord]:
-        """Wait for so many groups, oldest first; those too old for this weight version are thrown away."""
+        """Wait for this many groups and return them, oldest first. Groups too old for `weight_version` are
+        discarded."""
         async with self._arrived:
             while True:
                 self._drop_stale(weight_version)

@@ -1,19 +1,19 @@
-"""Failures of rollouts, and whether the same input would fail again.
+"""Failures of rollouts, and whether to retry them.
 
     RuntimeError
     ├── RolloutFailure                  one rollout or group; the caller decides what it means
-    │   ├── RolloutInfraFailure         worth another attempt
+    │   ├── RolloutInfraFailure         a retry may succeed
     │   │   ├── RolloutTimeout          a limit of RolloutTimeouts was reached
-    │   │   ├── GenerationUnavailable   the backend failed or gave no output
-    │   │   ├── NoHealthyShards         no backend is left
-    │   │   └── GymTransportError       a server of the environment could not be reached, or failed
+    │   │   ├── GenerationUnavailable   the backend failed or returned no output
+    │   │   ├── NoHealthyShards         no backend is available
+    │   │   └── GymTransportError       a Gym server could not be reached, or failed
     │   └── RolloutDataFailure          the same input would fail again
     ├── RolloutRedispatchExhausted      infrastructure failed prompt after prompt: the run must end
     ├── RolloutStall                    no progress: the run must end
     └── RolloutConfigurationError       wrong key, address or model: the run must end
 
-All of them take one text and can be pickled. The tables of kinds, statuses and exceptions are in
-`nemo_gym.failures`.
+All of them take one string and can be pickled. `nemo_gym.failures` has the tables of kinds, statuses and
+exceptions.
 """
 
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ _MOST_CAUSES = 8
 
 
 class FailureClass(Enum):
-    """Whether to blame the infrastructure or the data."""
+    """What caused a failure: the infrastructure or the data."""
 
     INFRA = "infra"
     DATA = "data"
 
 
 class RolloutFailure(RuntimeError):
-    """A rollout that gave no completion."""
+    """A rollout without a completion."""
 
 
 class RolloutInfraFailure(RolloutFailure):

@@ -1,4 +1,4 @@
-"""The members of a group, played at the same time: what one's failure means for the others."""
+"""Plays the members of a group concurrently, and decides what a failed member means for the group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sleep = Callable[[float], Awaitable[object]]
 
 @dataclass(frozen=True)
 class Played(Generic[T]):
-    """Who succeeded, and who did not, by generation index."""
+    """The results and failures of the members, by generation index."""
 
     results: dict[int, T]
     failures: dict[int, Exception]
@@ -32,12 +32,12 @@ class Played(Generic[T]):
 
 @dataclass
 class Group:
-    """One that is being played; what is known of it and is no argument of published methods."""
+    """The group being played: data that the published method signatures have no argument for."""
 
     prompt_idx: int | None = None
-    """None where rows are played that are no prompt's."""
+    """None if the rows do not belong to a prompt."""
     failures: dict[int, Exception] = field(default_factory=dict)
-    """Of members, by generation index."""
+    """Failures of members, by generation index."""
 
     def __str__(self) -> str:
         return f"prompt_idx={self.prompt_idx}"
@@ -48,7 +48,7 @@ _CURRENT: ContextVar[Group | None] = ContextVar("group", default=None)
 
 @contextmanager
 def playing(prompt_idx: int) -> Iterator[Group]:
-    """The group that is played within this."""
+    """Make a new group the current one."""
     group = Group(prompt_idx)
     token = _CURRENT.set(group)
     try:
@@ -58,18 +58,18 @@ def playing(prompt_idx: int) -> Iterator[Group]:
 
 
 def current_group() -> Group:
-    """The one that the running code plays a part of."""
+    """The group that the running code belongs to."""
     return _CURRENT.get() or Group()
 
 
 async def all_or_nothing(plays: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """In order; when one fails, the others are cancelled and awaited before it is told."""
+    """The results, in order. If one fails, the others are cancelled and awaited, then its error is raised."""
     tasks = [asyncio.create_task(play) for play in plays]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
-            if not task.cancelling():  # as all are where the group is: twice would break their cleaning up
+            if not task.cancelling():  # a second cancellation would interrupt the cleanup of the task
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
@@ -83,36 +83,38 @@ async def play_members(
     *,
     sleep: Sleep = asyncio.sleep,
 ) -> Played[T]:
-    """Play members 0 … count−1 under these rules; raises where the group is not to be."""
+    """Play members 0 … count−1 under the rules of `integrity`; raises if the group fails."""
 
-    async def member(index: int) -> T:
+    async def play_with_retries(index: int) -> T:
         for failures in range(1, integrity.member_attempts):
             try:
                 return await play(index)
             except TERMINAL:
                 raise
-            except Exception as error:  # the boundary of a try: what may be tried again is, all else goes up
+            except Exception as error:  # the boundary of an attempt: infrastructure failures are retried
                 if classify_rollout_failure(error) is not FailureClass.INFRA:
                     raise
-                logger.warning("%s traj_idx=%s is tried again: %s", current_group(), index, described(error))
+                logger.warning(
+                    "%s traj_idx=%s failed, retrying: %s", current_group(), index, described(error)
+                )
             await sleep(retry_policy.backoff_s(failures))
         return await play(index)
 
-    async def outcome(index: int) -> T | Exception:
+    async def result_or_failure(index: int) -> T | Exception:
         try:
-            return await member(index)
+            return await play_with_retries(index)
         except TERMINAL:
             raise
-        except Exception as error:  # the boundary of a member: a failed one is data
+        except Exception as error:  # the boundary of a member: its failure becomes part of the group
             logger.warning("%s traj_idx=%s failed: %s", current_group(), index, described(error))
             return error
 
     if integrity.on_member_failure == "drop":
-        results = await all_or_nothing([member(index) for index in range(count)])
+        results = await all_or_nothing([play_with_retries(index) for index in range(count)])
         return Played(dict(enumerate(results)), {})
-    outcomes = await all_or_nothing([outcome(index) for index in range(count)])
+    results_or_failures = await all_or_nothing([result_or_failure(index) for index in range(count)])
     played: Played[T] = Played({}, {})
-    for index, result in enumerate(outcomes):
+    for index, result in enumerate(results_or_failures):
         if isinstance(result, Exception):
             played.failures[index] = result
         else:
@@ -124,5 +126,5 @@ async def play_members(
 
 
 def described(failure: BaseException) -> str:
-    """A failure in a record."""
+    """A failure as text, for records and log lines."""
     return f"{type(failure).__name__}: {failure}"

@@ -1,7 +1,7 @@
-"""Rows to the Gym handle and their results back, whichever form the handle has.
+"""Sends rows to the Gym handle and receives their results. The handle may be any of the supported forms.
 
-Invariant: every row has one result, put where its number says; what comes beyond that is refused, what is
-missing is asked for again or told.
+Invariant: every row gets one result, matched by row index. An unexpected or repeated result is an error; rows
+without a result are sent again, or reported in an error.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _WORK = "postprocess_results"
 
 @dataclass
 class Delivered:
-    """What has come so far of some rows."""
+    """The results received so far."""
 
     results: dict[int, Any] = field(default_factory=dict)
-    """By row."""
+    """By row index."""
     timing: dict[str, float] = field(default_factory=dict)
-    """The handle's own."""
+    """Times that the handle measured."""
 
-    def place(self, rowidx: Any, result: Any, sent: Sequence[int]) -> None:
+    def add_result(self, rowidx: Any, result: Any, sent: Sequence[int]) -> None:
         if type(rowidx) is not int or rowidx not in sent:
-            raise ValueError(f"the Gym handle gave row {rowidx!r}, which is not among rows {_listed(sent)}")
+            raise ValueError(f"the Gym handle returned row {rowidx!r}; expected one of rows {_listed(sent)}")
         if rowidx in self.results:
-            raise ValueError(f"the Gym handle gave row {rowidx} twice")
+            raise ValueError(f"the Gym handle returned row {rowidx} twice")
         self.results[rowidx] = result
 
-    def add_timing(self, spent: Timing, timer_prefix: str) -> None:
-        """Dispatches one after the other take as long as all of them."""
-        for key, value in spent.items():
+    def add_timing(self, timing: Timing, timer_prefix: str) -> None:
+        """Add the times of one dispatch: dispatches follow each other."""
+        for key, value in timing.items():
             self.timing[key] = self.timing.get(key, 0.0) + value
         _set_share(self.timing, timer_prefix)
 
@@ -60,27 +60,26 @@ class RowDispatch:
     tokenizer: Any
     retry_policy: RolloutRetryPolicy
     attempts: int
-    """Dispatches of a row, the first included."""
+    """Times a row is sent, the first included."""
     stats: RolloutStats
     sleep: Sleep = asyncio.sleep
 
     async def play(self, rows: Sequence[Row], timer_prefix: str) -> Delivered:
-        """Results of all rows; those without one after an outage or a short stream are sent again."""
+        """The results of all rows. Rows without a result after an outage or a short stream are sent again."""
         delivered, failures = Delivered(), 0
         while True:
-            owed = delivered.missing(rows)
-            error = await self._send(owed, timer_prefix, delivered)
+            error = await self._send(delivered.missing(rows), timer_prefix, delivered)
             missing = delivered.missing(rows)
             if not missing:
                 return delivered
             failures += 1
             if error is None:
-                text = f"the Gym handle's stream ended without rows {_listed(row[ROWIDX] for row in missing)}"
-                error = GymTransportError(text)
+                absent = _listed(row[ROWIDX] for row in missing)
+                error = GymTransportError(f"the Gym handle returned no result for rows {absent}")
             if failures >= self.attempts:
                 raise error
             logger.warning(
-                "%s: %s of %s rows are sent again: %s",
+                "%s: sending %s of %s rows again: %s",
                 current_group(),
                 len(missing),
                 len(rows),
@@ -90,54 +89,56 @@ class RowDispatch:
             await self.sleep(self.retry_policy.backoff_s(failures))
 
     async def _send(self, rows: Sequence[Row], timer_prefix: str, delivered: Delivered) -> Exception | None:
-        """One dispatch; gives the outage that ended it, raises anything else."""
-        sent, spent = [row[ROWIDX] for row in rows], dict[str, float]()
+        """Send rows once. Returns the outage that ended the dispatch, if one did; raises any other error."""
+        sent, dispatch_timing = [row[ROWIDX] for row in rows], dict[str, float]()
         try:
             async with aclosing(_row_stream(self.handle, rows, self.tokenizer, timer_prefix)) as stream:
                 async for rowidx, result, timing in stream:
-                    delivered.place(rowidx, result, sent)
-                    spent |= timing or {}
+                    delivered.add_result(rowidx, result, sent)
+                    dispatch_timing |= timing or {}
         except TERMINAL:
             raise
-        except Exception as error:  # the boundary to the handle: an outage is worth another try
+        except Exception as error:  # the boundary to the handle: an outage is retried
             if classify_rollout_failure(error) is not FailureClass.INFRA:
                 raise
             return error
         finally:
-            delivered.add_timing(spent, timer_prefix)
+            delivered.add_timing(dispatch_timing, timer_prefix)
         return None
 
 
 async def _row_stream(
     handle: Any, rows: Sequence[Row], tokenizer: Any, timer_prefix: str
 ) -> AsyncGenerator[tuple[Any, Any, Timing | None], None]:
-    """`(rowidx, result, timing or None)` of a coroutine or an async generator, a Ray actor's too."""
+    """`(rowidx, result, timing or None)` from a coroutine or an async generator, also of a Ray actor."""
     run = handle.run_rollouts
-    answer = getattr(run, "remote", run)(list(rows), tokenizer, timer_prefix)
-    if not hasattr(answer, "__aiter__"):
-        given = await answer if inspect.isawaitable(answer) else answer
-        if not isinstance(given, tuple) or len(given) != 2:
+    stream = getattr(run, "remote", run)(list(rows), tokenizer, timer_prefix)
+    if not hasattr(stream, "__aiter__"):
+        returned = await stream if inspect.isawaitable(stream) else stream
+        if not isinstance(returned, tuple) or len(returned) != 2:
             raise ValueError(
-                f"run_rollouts of the Gym handle gave {type(given).__name__}; as a coroutine it gives "
-                "(results, timing), as an async generator (rowidx, result, timing or None)"
+                f"run_rollouts of the Gym handle returned {type(returned).__name__}; a coroutine must return "
+                "(results, timing), an async generator must yield (rowidx, result, timing or None)"
             )
-        results, timing = given
+        results, timing = returned
         if len(results) > len(rows):
-            raise ValueError(f"the Gym handle gave {len(results)} results for {len(rows)} rows")
-        for row, result in zip(rows, results, strict=False):  # one that gives too few is told by the caller
+            raise ValueError(f"the Gym handle returned {len(results)} results for {len(rows)} rows")
+        for row, result in zip(rows, results, strict=False):  # the caller detects missing results
             yield row[ROWIDX], result, timing
         return
     try:
-        async for item in answer:
-            rowidx, result, timing = await item if inspect.isawaitable(item) else item  # Ray gives references
+        async for item in stream:
+            rowidx, result, timing = (
+                await item if inspect.isawaitable(item) else item
+            )  # Ray yields references
             yield rowidx, result, timing
     finally:
-        if hasattr(answer, "aclose"):
-            await answer.aclose()
+        if hasattr(stream, "aclose"):
+            await stream.aclose()
 
 
 def merged_timings(timings: Sequence[Timing], timer_prefix: str) -> dict[str, float]:
-    """Of calls at the same time: the longest wait, and all the work, which one event loop does."""
+    """Timings of concurrent dispatches: the longest wait, and the sum of the processing on the event loop."""
     merged: dict[str, float] = {}
     work = f"{timer_prefix}/{_WORK}"
     for timing in timings:
@@ -148,7 +149,7 @@ def merged_timings(timings: Sequence[Timing], timer_prefix: str) -> dict[str, fl
 
 
 def _set_share(timing: dict[str, float], timer_prefix: str) -> None:
-    """Of the work in all the time, where both are told."""
+    """Update the percentage of time spent on processing, if the handle reports it."""
     work, wait, share = (f"{timer_prefix}/{name}" for name in (_WORK, "await_results", f"{_WORK}_pct"))
     if share in timing and work in timing and wait in timing:
         total_s = timing[work] + timing[wait]

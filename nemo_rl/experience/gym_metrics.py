@@ -1,4 +1,4 @@
-"""Numbers of a prompt group on the Gym path, plain data like those of `metrics`."""
+"""Metrics of a prompt group on the Gym path. Plain data, as in `metrics.py`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 def gym_metrics(completions: Sequence[Completion], agent_name: str) -> dict[str, Any]:
-    """Of those who succeeded; placeholders count nowhere."""
+    """Metrics of the members that succeeded; placeholders are not counted."""
     members = [completion for completion in completions if completion.failure is None]
     n, logs = len(members), [member.message_log for member in members]
-    turns = [sum(message["role"] == "user" for message in log) for log in logs]  # one before each model call
+    # There is one user message before each model call.
+    turns = [sum(message["role"] == "user" for message in log) for log in logs]
     generated = [_generated(log) for log in logs]
     lengths = [length_of(log) for log in logs]
     longest = [max(tokens, default=0) for tokens in generated]
@@ -36,7 +37,7 @@ def gym_metrics(completions: Sequence[Completion], agent_name: str) -> dict[str,
 
 
 def agent_metrics(full_results: Sequence[dict[str, Any]], agent_name: str) -> dict[str, Any]:
-    """Of what the environment says itself: every number that the first answer has, and all answers whole."""
+    """Statistics of every number that the first result has, and a table of all results."""
     metrics: dict[str, Any] = {}
     for key in full_results[0] if full_results else ():
         given = [full_result[key] for full_result in full_results if key in full_result]
@@ -50,5 +51,5 @@ def agent_metrics(full_results: Sequence[dict[str, Any]], agent_name: str) -> di
 
 
 def _generated(message_log: LLMMessageLogType) -> list[int]:
-    """Tokens of each model call."""
+    """Number of generated tokens of each turn."""
     return [len(message["token_ids"]) for message in message_log if message["role"] == "assistant"]

@@ -1,7 +1,7 @@
-"""Rollouts through Gym: an agent plays each row to its end, what the policy read and sampled comes back.
+"""Rollouts through Gym: an agent plays each row, and the tokens that the policy read and sampled come back.
 
-Invariants: the caller's sample is not changed; the object keeps no state between calls, so that groups may
-run at the same time.
+Invariants: the caller's sample is not changed; the object keeps no state between calls, so groups may run
+concurrently.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 TASK_NAME = "nemo_gym"
 TIMER_PREFIX = "timing/rollout"
 _NOT_FOR_GYM = ("stop_strings", "stop_token_ids", "top_k")
-"""Settings of generation that rows have no place for."""
-_MOST_OFF = 1e-6
-"""Between a reward and the sum of its components, as a share of it where it is large: rounding."""
+"""Generation settings that a row cannot carry."""
+_REWARD_TOLERANCE = 1e-6
+"""Allowed difference between a reward and the sum of its components, absolute or relative, for rounding."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,18 @@ class AsyncNemoGymRolloutImpl:
         self._validate_init_params()
 
     def _validate_init_params(self) -> None:
-        """Refuse settings that would be passed over: an agent decides on its turns, a row on its sampling."""
+        """Refuse settings that would be ignored: the agent limits its turns, the row sets its sampling."""
         config: Mapping[str, object] = self.generation_config
         for key in _NOT_FOR_GYM:
             if config[key]:
                 raise AssertionError(
-                    f"generation_config[{key!r}] does nothing on the Gym path; leave it None: {config[key]!r}"
+                    f"generation_config[{key!r}] has no effect on the Gym path; set it to None, "
+                    f"not {config[key]!r}"
                 )
         if self.max_rollout_turns is not None:
             raise AssertionError(
-                "max_rollout_turns does nothing on the Gym path; leave it None and set the agent's own "
-                f"limit (max_steps), not {self.max_rollout_turns}"
+                f"max_rollout_turns={self.max_rollout_turns} has no effect on the Gym path; leave it None "
+                "and set the agent's own limit (max_steps)"
             )
 
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
@@ -121,12 +122,12 @@ class AsyncNemoGymRolloutImpl:
         )
 
     def _build_inputs(self, input_sample: DatumSpec) -> list[Row]:
-        """A row for each completion, with the sampling of the configuration."""
+        """One row per completion, with the sampling settings of the configuration."""
         template: Any = _copied(input_sample["extra_env_info"])
         if not isinstance(template, dict):
             raise ValueError(
                 f"prompt_idx={input_sample['idx']}: extra_env_info is {type(template).__name__}; on the Gym "
-                "path it is the row that is played, with responses_create_params and agent_ref"
+                "path it must be the row to play, a dict with responses_create_params and agent_ref"
             )
         params, config = template["responses_create_params"], self.generation_config
         limits = (params.get("max_output_tokens"), config["max_new_tokens"])
@@ -146,7 +147,7 @@ class AsyncNemoGymRolloutImpl:
     async def _run_rollouts(
         self, inputs: list[Row], timer: Timer, timer_prefix: str
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Play the rows; gives the members in order, and their numbers."""
+        """Play the rows; returns the members in order, and their metrics."""
         agent_name = inputs[0]["agent_ref"]["name"]
         with timer.time(f"{timer_prefix}/run_rollouts"):
             if self._integrity.on_member_failure == "drop":
@@ -164,13 +165,13 @@ class AsyncNemoGymRolloutImpl:
     async def _play_together(
         self, inputs: list[Row], timer_prefix: str
     ) -> tuple[list[Completion], dict[str, float]]:
-        """In one dispatch: the failure of a row is the failure of the group."""
+        """Play the rows in one dispatch: if a row fails, the group fails."""
         async with within(self._timeouts.rollout_s, "a Gym group"):
             delivered = await self._dispatch().play(inputs, timer_prefix)
         return [self._member(delivered.results[row[ROWIDX]], row[ROWIDX]) for row in inputs], delivered.timing
 
     async def _play_apart(self, inputs: list[Row], timer_prefix: str) -> Played[_Member]:
-        """Each row in a dispatch of its own, at the same time: the failure of one is its own."""
+        """Play each row in its own dispatch, concurrently: if a row fails, the others go on."""
         dispatch = self._dispatch()
 
         async def play(index: int) -> _Member:
@@ -178,26 +179,26 @@ class AsyncNemoGymRolloutImpl:
                 delivered = await dispatch.play([inputs[index]], timer_prefix)
             return _Member(self._member(delivered.results[index], index), delivered.timing)
 
-        once = replace(self._integrity, member_attempts=1)  # a row's own tries are the dispatch's
+        once = replace(self._integrity, member_attempts=1)  # RowDispatch does the retries
         return await play_members(play, len(inputs), once, self._retry_policy)
 
     def _dispatch(self) -> RowDispatch:
         if TASK_NAME not in self.task_to_env:
             known = ", ".join(map(repr, self.task_to_env)) or "none"
-            raise ValueError(f"no environment for task {TASK_NAME!r}; there are {known}")
+            raise ValueError(f"no environment for task {TASK_NAME!r}; known tasks: {known}")
         attempts = max(self._retry_policy.max_gym_row_attempts, self._integrity.member_attempts)
         handle = self.task_to_env[TASK_NAME]
         return RowDispatch(handle, self.tokenizer, self._retry_policy, attempts, self._stats, self._sleep)
 
     def _members(self, played: Played[_Member]) -> list[Completion]:
-        """Those who succeeded, and where failures are masked, placeholders for those who did not."""
+        """The members that succeeded, and placeholders for failed members if these are masked."""
         members = {index: member.completion for index, member in played.results.items()}
         if self._integrity.on_member_failure == "mask":
             prompt = next(iter(members.values())).message_log[:1]
             for index, failure in played.failures.items():
                 log = [dict(message) for message in prompt]
-                why = described(failure)
-                members[index] = Completion(log, None, False, 0.0, generation_index=index, failure=why)
+                text = described(failure)
+                members[index] = Completion(log, None, False, 0.0, generation_index=index, failure=text)
         return [members[index] for index in sorted(members)]
 
     def _member(self, result: Any, index: int) -> Completion:
@@ -206,9 +207,11 @@ class AsyncNemoGymRolloutImpl:
         return completion
 
     def _result_to_completion(self, result: Any) -> Completion:
-        """A handle's result; tensors that are as they should be are not copied."""
+        """Convert a result of the handle. Tensors that have the right type are not copied."""
         if not isinstance(result, dict):
-            raise AssertionError(f"the Gym handle gave a result of type {type(result).__name__}, not a dict")
+            raise AssertionError(
+                f"the Gym handle returned a result of type {type(result).__name__}; expected a dict"
+            )
         full_result = result["full_result"]
         message_log = [_typed(message) for message in result["message_log"]]
         reward = _checked_reward(full_result)
@@ -229,13 +232,13 @@ class AsyncNemoGymRolloutImpl:
 
 
 def row_seed(seed: int, prompt_idx: int, traj_idx: int) -> int:
-    """The same for the same row of the same run; different rows get different ones, but for chance."""
+    """A seed that depends only on its arguments. Two rows have the same one only by rare coincidence."""
     text = f"{seed}:{prompt_idx}:{traj_idx}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) % 2**31
 
 
 def _copied(value: Any) -> Any:
-    """A deep copy; of plain data, which rows are, several times quicker than `copy.deepcopy`."""
+    """A deep copy. For plain data, which rows are, it is several times faster than `copy.deepcopy`."""
     if type(value) is dict:
         return {key: _copied(inner) for key, inner in value.items()}
     if type(value) is list:
@@ -253,15 +256,15 @@ def _typed(message: dict[str, Any]) -> dict[str, Any]:
 def _checked_reward(full_result: dict[str, Any]) -> float:
     reward = float(full_result["reward"])
     if not math.isfinite(reward):
-        raise RolloutDataFailure(f"the environment gave a reward of {reward}, of which there is no baseline")
+        raise RolloutDataFailure(f"the environment returned the reward {reward}; it must be a finite number")
     components = full_result.get("reward_components")
     if isinstance(components, dict):
         numbers = [value for value in components.values() if isinstance(value, bool | int | float)]
         total = math.fsum(numbers)
-        is_sum = math.isclose(total, reward, rel_tol=_MOST_OFF, abs_tol=_MOST_OFF)
+        is_sum = math.isclose(total, reward, rel_tol=_REWARD_TOLERANCE, abs_tol=_REWARD_TOLERANCE)
         if len(numbers) < len(components) or not is_sum:
             raise RolloutDataFailure(
-                f"reward_components {components} do not add up to the reward {reward:g}; mend the verifier"
+                f"reward_components {components} do not add up to the reward {reward:g}; fix the verifier"
             )
     return reward
 

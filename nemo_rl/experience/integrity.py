@@ -1,7 +1,8 @@
-"""Who of a group trains and who votes in its baseline, and why.
+"""Which members of a group are trained on, and which count in its baseline.
 
-The rule: a member that failed, or that its environment flagged, neither trains nor votes. A placeholder's
-reward of 0 would otherwise lower the baseline of its siblings and make them look better than they are.
+A member *trains* if it has weight in the loss. It *votes* if its reward counts in the baseline. The rule: a
+member that failed, or that its environment flagged, neither trains nor votes. Otherwise the reward 0 of a
+placeholder would lower the baseline, and its siblings would look better than they are.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from nemo_rl.experience.interfaces import Completion, PromptGroupRecord
 
 _EPSILON = 1e-6
-"""Below which a spread of rewards is none: dividing by it would only blow up rounding."""
+"""A smaller standard deviation of rewards counts as 0: dividing by it would only amplify rounding errors."""
 
 
 def is_flagged(env_extras: dict[str, Any] | None) -> bool:
-    """Whether the environment or the capture of tokens asked that a sample be left out of the loss."""
+    """Whether the environment or the token capture excludes the sample from the loss."""
     if not env_extras:
         return False
     instance_config = env_extras.get("instance_config")
@@ -29,7 +30,7 @@ def is_flagged(env_extras: dict[str, Any] | None) -> bool:
 
 
 def mask_reason(completion: Completion) -> str | None:
-    """Why a completion has no weight in the loss; None where it has."""
+    """Why a completion has no weight in the loss; None if it has weight."""
     if completion.failure is not None:
         return f"failed: {completion.failure}"
     if is_flagged(completion.env_extras):
@@ -39,57 +40,57 @@ def mask_reason(completion: Completion) -> str | None:
 
 @dataclass(frozen=True)
 class MemberAudit:
-    """One member of a group."""
+    """One member of a group, and how its advantage was computed."""
 
     index: int
-    """Its generation index."""
+    """The generation index."""
     reward: float
     votes: bool
     trains: bool
     baseline: float | None
-    """What its reward is compared with; None where nobody can vote."""
+    """What the reward is compared with; None if no member votes."""
     advantage: float
-    """0 where it does not train."""
+    """0 if the member does not train."""
     reason: str
 
 
 @dataclass(frozen=True)
 class AdvantageAudit:
-    """How the advantages of a group come about."""
+    """How the advantages of a group were computed."""
 
     prompt_idx: int
     rule: str
     baseline: float | None
-    """Mean reward of those who vote."""
+    """Mean reward of the members that vote."""
     std: float | None
-    """Of their rewards, as a sample; None below two."""
+    """Sample standard deviation of their rewards; None if there are fewer than two."""
     members: list[MemberAudit]
-    """Those in the group, in order."""
+    """The members in the group, in order."""
     absent: dict[int, str]
-    """Generation index → why, of those who failed and are not in the group."""
+    """The members that failed and are not in the group: generation index → reason."""
 
     @property
     def advantages(self) -> list[float]:
         return [member.advantage for member in self.members]
 
     def lines(self) -> list[str]:
-        """For a person to read."""
-        shown = "none" if self.baseline is None else f"{self.baseline:g}"
-        head = f"prompt {self.prompt_idx}: baseline {shown} ({self.rule})"
+        """The audit as text."""
+        baseline = "none" if self.baseline is None else f"{self.baseline:g}"
+        head = f"prompt {self.prompt_idx}: baseline {baseline} ({self.rule})"
         members = [
             f"  {member.index}: reward {member.reward:g}, advantage {member.advantage:+g}, {member.reason}"
             for member in self.members
         ]
-        return [head, *members, *(f"  {index}: absent, {why}" for index, why in self.absent.items())]
+        return [head, *members, *(f"  {index}: absent, {reason}" for index, reason in self.absent.items())]
 
 
 def advantage_audit(
     record: PromptGroupRecord, *, leave_one_out: bool = False, normalize: bool = False
 ) -> AdvantageAudit:
-    """Who voted, the baseline and why. `advantages` of it are those to train with.
+    """Compute the advantages of a group, with the baseline and the reason for every member.
 
-    leave_one_out: the baseline of a member is the mean of the others' votes. normalize: advantages are
-    divided by the standard deviation of the votes, where there is one.
+    leave_one_out: the baseline of a member is the mean reward of the other voting members. normalize:
+    advantages are divided by the standard deviation of the voting members' rewards, unless it is 0.
     """
     completions = record.completions
     reasons = [mask_reason(completion) for completion in completions]
@@ -107,16 +108,16 @@ def advantage_audit(
         if normalize and std is not None and std > _EPSILON:
             advantage /= std
         index = position if completion.generation_index is None else completion.generation_index
-        why = _why(reason, vote, baseline)
-        members.append(MemberAudit(index, completion.reward, vote, trains, baseline, advantage, why))
+        explanation = _explanation(reason, vote, baseline)
+        members.append(MemberAudit(index, completion.reward, vote, trains, baseline, advantage, explanation))
     present = {member.index for member in members}
-    absent = {index: why for index, why in record.failures.items() if index not in present}
+    absent = {index: failure for index, failure in record.failures.items() if index not in present}
     rule = _rule(record.integrity.legacy_baseline, leave_one_out, normalize)
     return AdvantageAudit(record.prompt_idx, rule, _baseline(voting, None), std, members, absent)
 
 
 def _baseline(voting: Sequence[float], own: float | None) -> float | None:
-    """The mean of the votes, without one's own where it is given."""
+    """The mean of the voting rewards, without `own` if it is given."""
     count, total = len(voting), math.fsum(voting)
     if own is not None:
         count, total = count - 1, total - own
@@ -130,7 +131,7 @@ def _std(voting: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((reward - mean) ** 2 for reward in voting) / (len(voting) - 1))
 
 
-def _why(reason: str | None, vote: bool, baseline: float | None) -> str:
+def _explanation(reason: str | None, vote: bool, baseline: float | None) -> str:
     if reason is None:
         return "votes and trains" if baseline is not None else "alone: nothing to compare it with"
     return f"{'votes' if vote else 'does not vote'}, does not train: {reason}"

@@ -1,4 +1,4 @@
-"""The vocabulary of rollouts: a completion, the group of a prompt, where groups go."""
+"""Types of rollouts: a completion, the group of a prompt, the buffer for groups."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ __all__ = ["Completion", "GroupBuffer", "GroupIntegrity", "PromptGroupRecord"]
 
 @dataclass(frozen=True)
 class GroupIntegrity:
-    """What becomes of a group when a member fails, and who votes in its baseline."""
+    """What happens to a group when a member fails, and which members count in its baseline."""
 
     on_member_failure: Literal["drop", "shrink", "mask"] = "drop"
-    """drop: the whole group fails with the member's failure, its siblings are cancelled. shrink: the group is
-    those who succeeded. mask: the failed one stays in its place, with an empty answer and no weight."""
+    """drop: the group fails with the member's failure, and its siblings are cancelled. shrink: the group has
+    only the members that succeeded. mask: a placeholder without generated tokens and without weight in the
+    loss takes the place of the failed member."""
     member_attempts: int = 1
-    """Tries of a member that infrastructure failed, before it counts as failed."""
+    """Attempts of a member after infrastructure failures, the first included, before it counts as failed."""
     min_members: int = 2
-    """Fewer that succeeded give no baseline: the group fails with the first failure."""
+    """If fewer members succeed there is no baseline, and the group fails with the first failure."""
     legacy_baseline: bool = False
-    """Let members that the environment flagged vote in the baseline, as published trainers do. Those that
-    failed never vote."""
+    """Count members that the environment flagged in the baseline, as published trainers do. Members that
+    failed never count."""
 
     def __post_init__(self) -> None:
         if self.on_member_failure not in ("drop", "shrink", "mask"):
-            raise ValueError(f"on_member_failure is drop, shrink or mask, not {self.on_member_failure!r}")
+            raise ValueError(
+                f"on_member_failure must be drop, shrink or mask, not {self.on_member_failure!r}"
+            )
         for name in ("member_attempts", "min_members"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -43,18 +46,18 @@ class Completion:
     truncated: bool
     reward: float
     overflow_tokens: int = 0
-    """Tokens of observations that were cut off; 0 where `truncated` is an exact fit."""
+    """Observation tokens that were cut off; 0 if `truncated` means an exact fit."""
     final_metadata: dict[str, Any] | None = None
-    """The environment's state as its last step gave it, which `env_extras` does not show."""
+    """The environment's state after the last step. `env_extras` has the state before it."""
     generation_index: int | None = None
-    """Its number in the group, where others are missing."""
+    """Its index in the group, which differs from its position if members are missing."""
     failure: str | None = None
-    """Why it is a placeholder: it failed, neither trains nor votes, and its log is the prompt alone."""
+    """Set for a placeholder: why the member failed. Its log is the prompt; it neither trains nor votes."""
 
 
 @dataclass
 class PromptGroupRecord:
-    """The completions of one prompt, ordered by generation index; nothing is batched or padded."""
+    """The completions of one prompt, ordered by generation index, unpadded."""
 
     prompt_idx: int
     prompt: LLMMessageLogType
@@ -63,18 +66,18 @@ class PromptGroupRecord:
     completions: list[Completion]
     rollout_metrics: dict[str, Any]
     integrity: GroupIntegrity = field(default_factory=GroupIntegrity)
-    """The rules under which it was played, for those who compute advantages."""
+    """The rules the group was played with. `advantage_audit` reads them."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Generation index → why, of members that failed."""
+    """The members that failed: generation index → failure."""
     weight_versions: tuple[int, int] | None = None
-    """Of the policy, when the group began and when it ended."""
+    """The policy's weight version when the group began and when it ended."""
 
 
 class GroupBuffer(Protocol):
-    """Where `generate_and_push` puts groups: a slot is reserved first, and filled or given back."""
+    """Where `generate_and_push` puts groups. It reserves a slot first, then commits or removes it."""
 
     def reserve(self, weight_version: int, target_step: int | None) -> Any:
-        """A fresh group id."""
+        """Returns a new group id."""
 
     async def commit(
         self, group_id: Any, record: PromptGroupRecord, start_weight_version: int, end_weight_version: int

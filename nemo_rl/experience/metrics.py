@@ -1,4 +1,4 @@
-"""Numbers of a prompt group. Plain data: loggers make their own histograms and tables of it."""
+"""Metrics of a prompt group. Plain data; loggers convert it to their own histograms and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def stats(values: Sequence[float], n: int, key: str) -> dict[str, Any]:
-    """Of one number of each member; the mean is over the `n` members, whether they have the number or not."""
+    """Statistics of one number per member. The mean divides by `n`, also if some members lack the number."""
     ordered = sorted(values)
     return {
         f"{key}/mean": rate(values, n),
@@ -26,14 +26,14 @@ def stats(values: Sequence[float], n: int, key: str) -> dict[str, Any]:
 
 
 def pct(values: Sequence[float], p: float) -> float:
-    """The value that `p` percent lie below, without interpolation; 0 of none."""
+    """The `p`-th percentile, without interpolation; 0 if there are no values."""
     if not values:
         return 0.0
     return float(sorted(values)[min(int(len(values) * p / 100), len(values) - 1)])
 
 
 def stddev(values: Sequence[float]) -> float:
-    """Of a sample; NaN below two values."""
+    """Sample standard deviation; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     mean = math.fsum(values) / len(values)
@@ -48,7 +48,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def native_metrics(completions: Sequence[Completion], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of a group on the native path; `samples` are the dictionaries that each trajectory gave."""
+    """Metrics of a group on the native path; `samples` has the metrics of each trajectory."""
     n = len(completions)
     turns = [sample["turn_count"] for sample in samples]
     longest = [max(sample["turn_gen_tokens"], default=0) for sample in samples]
@@ -82,19 +82,19 @@ def native_metrics(completions: Sequence[Completion], samples: Sequence[Mapping[
 
 
 def turn_stats(turns: Sequence[int], n: int) -> dict[str, Any]:
-    """Of the turns of each member."""
+    """Statistics of the number of turns per member."""
     tails = {f"turns_per_sample/p{p}": pct(turns, p) for p in (95, 99)}
     return stats(turns, n, "turns_per_sample") | tails
 
 
 def sequence_stats(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Of the whole length of each member, prompt included: the same on both paths."""
+    """Statistics of the tokens per member, prompt included. Computed in the same way on both paths."""
     lengths = [length_of(completion.message_log) for completion in completions]
     return stats(lengths, len(lengths), "sequence_tokens_per_sample")
 
 
 def rate(values: Sequence[float], n: int) -> float:
-    """Sum over the members."""
+    """The sum divided by the `n` members; NaN if there are none."""
     return sum(values) / n if n else math.nan
 
 

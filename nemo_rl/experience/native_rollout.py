@@ -1,7 +1,7 @@
-"""Native rollouts: the policy is asked turn by turn, the environment answers, both as tokens.
+"""Native rollouts: in each turn, the policy generates tokens and the environment returns an observation.
 
 Invariants: generated tokens are never cut or tokenised again; the caller's sample is not changed; the object
-keeps no state between calls, so that groups may run at the same time.
+keeps no state between calls, so groups may run concurrently.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ logger = logging.getLogger(__name__)
 NO_TURN_LIMIT = 999999
 TIMER_PREFIX = "timing/rollout"
 _IDLE_TURNS = 2
-"""Turns in a row that add no token, after which a rollout would go on so for ever."""
+"""A rollout fails after this many turns in a row without a new token, because it would never end."""
 
 SampleMetrics = dict[str, Any]
 
 
 @dataclass(slots=True)
 class _Trajectory:
-    """One rollout while it is played."""
+    """The state of one rollout while it is played."""
 
     message_log: LLMMessageLogType
     env_state: dict[str, Any] | None
@@ -73,20 +73,20 @@ class _Trajectory:
     turn_input_tokens: list[int] = field(default_factory=list)
     per_worker_token_counts: dict[int, int] = field(default_factory=dict)
 
-    def add_turn(self, message: dict[str, Any], input_length: int, told: dict[str, Any]) -> None:
-        """What the policy said."""
+    def add_turn(self, message: dict[str, Any], input_length: int, gen_metrics: dict[str, Any]) -> None:
+        """Add the message that the policy generated."""
         generated = message["token_ids"].numel()
         self.message_log.append(message)
         self.turn_gen_tokens.append(generated)
         self.turn_input_tokens.append(input_length)
-        self.truncated = self.truncated or bool(told.get("_response_truncated", False))
-        worker = told.get("gen_leader_worker_idx")
+        self.truncated = self.truncated or bool(gen_metrics.get("_response_truncated", False))
+        worker = gen_metrics.get("gen_leader_worker_idx")
         if worker is not None:
             counts = self.per_worker_token_counts
             counts[worker] = counts.get(worker, 0) + generated
 
     def add_observation(self, observation: dict[str, str], token_ids: torch.Tensor, max_seq_len: int) -> None:
-        """What the environment said, as far as there is room for it."""
+        """Add the observation, cut to the room that is left."""
         room = max_seq_len - self.turn_input_tokens[-1] - self.turn_gen_tokens[-1]
         observed = token_ids.numel()
         if observed >= room:  # an exact fit counts as truncation, although nothing is cut
@@ -134,7 +134,7 @@ class _Trajectory:
 
 
 class AsyncRolloutImpl:
-    """Plays the completions of one prompt at the same time, through `generate_async` of a backend."""
+    """Plays the completions of one prompt concurrently, with `generate_async` of a backend."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class AsyncRolloutImpl:
     def _members(
         self, input_sample: DatumSpec, played: Played[tuple[Completion, SampleMetrics]]
     ) -> list[Completion]:
-        """Those who succeeded, and where failures are masked, placeholders for those who did not."""
+        """The members that succeeded, and placeholders for failed members if these are masked."""
         members = {index: completion for index, (completion, _) in played.results.items()}
         if self._integrity.on_member_failure == "mask":
             for index, failure in played.failures.items():
@@ -234,8 +234,8 @@ class AsyncRolloutImpl:
             await self._step_environment(trajectory, input_sample["task_name"], who)
             if trajectory.idle_turns >= _IDLE_TURNS and not self._is_over(trajectory):
                 raise RolloutDataFailure(
-                    f"{who}: {_IDLE_TURNS} turns in a row added no token, neither the policy's nor the "
-                    "environment's; it would go on so for ever"
+                    f"{who}: {_IDLE_TURNS} turns in a row added no token: the policy generated none and the "
+                    "observations were empty; the environment should end such a rollout"
                 )
         return trajectory.completion(traj_idx), trajectory.metrics(self.max_rollout_turns)
 
@@ -243,22 +243,22 @@ class AsyncRolloutImpl:
         return trajectory.is_over or trajectory.turn_count >= self.max_rollout_turns
 
     async def _generate_turn(self, trajectory: _Trajectory, seed: int | None, who: str) -> None:
-        seeded = {} if seed is None else {"seed": seed}  # whoever overrides the method may know of none
+        seeded = {} if seed is None else {"seed": seed}  # a subclass's method may not take a seed
         try:
             async with within(self._timeouts.generation_s, f"{who}: a turn's generation"):
-                message, input_lengths, told = await self._generate_response(
+                message, input_lengths, gen_metrics = await self._generate_response(
                     trajectory.message_log, trajectory.stop_strings, **seeded
                 )
         except TERMINAL:
             raise
-        except Exception as error:  # the boundary to the backend: told as what it means for the rollout
+        except Exception as error:  # the boundary to the backend: becomes a failure of the rollout
             raise _generation_failure(error, who) from error
-        trajectory.add_turn(message, int(input_lengths.item()), told)
+        trajectory.add_turn(message, int(input_lengths.item()), gen_metrics)
 
     async def _generate_response(
         self, message_log: LLMMessageLogType, stop_strings: list[str] | None, *, seed: int | None = None
     ) -> tuple[dict[str, Any], torch.Tensor, dict[str, Any]]:
-        """Generate one turn; gives the assistant's message, the input's length and what the backend told."""
+        """Generate one turn; returns the assistant's message, the input length and the backend's metrics."""
         input_ids = flat_token_ids(message_log)
         input_length = input_ids.numel()
         input_lengths = whole_numbers([input_length], torch.int32)
@@ -273,7 +273,7 @@ class AsyncRolloutImpl:
         async for _, latest in self.policy_generation.generate_async(data):
             output = latest
         if output is None:
-            raise GenerationUnavailable("the backend gave no output")
+            raise GenerationUnavailable("the backend returned no output")
         count = _first(output["unpadded_sequence_lengths"]) - input_length
         token_ids = _generated(output["output_ids"], input_length, count)
         message: dict[str, Any] = {
@@ -289,7 +289,7 @@ class AsyncRolloutImpl:
             self._warn_untrainable()
         if "routed_experts" in output:  # [tokens, layers, topk], for learners that route as the sampler did
             message["routed_experts"] = _generated(output["routed_experts"], input_length, count)
-        return message, input_lengths, _told_by(output)
+        return message, input_lengths, _generation_metrics(output)
 
     async def _step_environment(self, trajectory: _Trajectory, task_name: str, who: str) -> None:
         try:
@@ -301,13 +301,13 @@ class AsyncRolloutImpl:
             raise
         if not isinstance(step.rewards, torch.Tensor):
             raise AssertionError(
-                f"the environment of task {task_name!r} gave rewards of type {type(step.rewards).__name__}; "
-                "rollouts here take one reward, a tensor [B]"
+                f"the environment of task {task_name!r} returned rewards of type "
+                f"{type(step.rewards).__name__}; expected one reward per row, a tensor [B]"
             )
         reward = float(_first(step.rewards))
         if not math.isfinite(reward):
             raise RolloutDataFailure(
-                f"{who}: the environment gave a reward of {reward}, of which there is no baseline"
+                f"{who}: the environment returned the reward {reward}; it must be a finite number"
             )
         trajectory.reward += reward
         trajectory.terminated = bool(_first(step.terminateds))
@@ -315,24 +315,24 @@ class AsyncRolloutImpl:
         observation = step.observations[0]
         token_ids = self._tokenized(observation["content"])
         trajectory.add_observation(observation, token_ids, self.max_seq_len)
-        _carry_on(trajectory, step)
+        _prepare_next_turn(trajectory, step)
 
     def _warn_untrainable(self) -> None:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "%s: the backend gives no log-probabilities: nothing that it generates can be trained on",
+                "%s: the backend returns no log-probabilities, so its generations cannot be trained on",
                 current_group(),
             )
 
     def _tokenized(self, text: str) -> torch.Tensor:
-        """Raw text: no template, no special tokens."""
+        """The tokens of raw text, without a chat template or special tokens."""
         encoded: Any = self.tokenizer(text, add_special_tokens=False)
         ids = encoded["input_ids"] if isinstance(encoded, dict) else encoded.input_ids
         return as_token_ids(ids)
 
     def _turn_seed(self, prompt_idx: int, traj_idx: int, turn: int) -> int | None:
-        """The same for the same turn of the same run, different for every other."""
+        """A seed that depends only on the run's seed and the arguments; None if the run has no seed."""
         if self._seed is None:
             return None
         text = f"{self._seed}:{prompt_idx}:{traj_idx}:{turn}".encode()
@@ -350,13 +350,13 @@ def _check_prompt(message_log: LLMMessageLogType, prompt_idx: int) -> None:
         ids = message["token_ids"]
         if not isinstance(ids, torch.Tensor) or ids.dim() != 1 or (ids.is_floating_point() and ids.numel()):
             raise ValueError(
-                f"prompt_idx={prompt_idx}: token_ids of message {position} of its message_log must be a "
-                "tensor of whole numbers with one dimension, as in torch.tensor(ids, dtype=torch.int64)"
+                f"prompt_idx={prompt_idx}: token_ids of message {position} in message_log must be a 1-D "
+                "integer tensor, for example torch.tensor(ids, dtype=torch.int64)"
             )
 
 
-def _carry_on(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:
-    """What the next turn needs of a step; where there is none, the state stays as it was."""
+def _prepare_next_turn(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:
+    """Take the stop strings and the state from a step. After the last turn nothing is changed."""
     if trajectory.is_over:
         return
     stops = step.next_stop_strings[0] if step.next_stop_strings is not None else None
@@ -367,35 +367,35 @@ def _carry_on(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:
 
 
 def _first(values: Any) -> Any:
-    """Of one row; a tensor's as a plain number, at a fifth of what indexing takes."""
+    """The value of the first row as a plain number. `tolist` is five times faster than indexing a tensor."""
     return values.tolist()[0] if isinstance(values, torch.Tensor) else values[0]
 
 
 def _generated(sequences: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """A copy, with which the whole sequence is not kept."""
+    """The generated part of the first row. A copy, so that the whole sequence can be freed."""
     sequence = sequences[0]
     if not 0 <= count <= sequence.shape[0] - start:
         raise RuntimeError(
-            f"the backend was given {start} tokens, gave {sequence.shape[0]} and says that "
-            f"{start + count} of them are used: its unpadded_sequence_lengths do not fit"
+            f"the backend returned unpadded_sequence_lengths of {start + count}, which does not fit an input "
+            f"of {start} tokens and an output of {sequence.shape[0]} tokens"
         )
     return sequence.narrow_copy(0, start, count)
 
 
 def _checked_logprobs(logprobs: torch.Tensor) -> torch.Tensor:
     if math.isnan(sum(logprobs.tolist())):
-        raise RuntimeError("NaN among the log-probabilities of the backend")
+        raise RuntimeError("the backend returned NaN as a log-probability")
     return logprobs
 
 
-def _told_by(output: BatchedDataDict[Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+def _generation_metrics(output: BatchedDataDict[Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
     if "gen_leader_worker_idx" in output:
         worker = output["gen_leader_worker_idx"][0]
-        told["gen_leader_worker_idx"] = int(worker[0] if isinstance(worker, list | tuple) else worker)
+        metrics["gen_leader_worker_idx"] = int(worker[0] if isinstance(worker, list | tuple) else worker)
     if "truncated" in output:
-        told["_response_truncated"] = output["truncated"][0]
-    return told
+        metrics["_response_truncated"] = output["truncated"][0]
+    return metrics
 
 
 def _generation_failure(error: Exception, who: str) -> RuntimeError:

@@ -1,4 +1,4 @@
-"""Budgets, delays and time limits of rollouts, and the counts of what they cost."""
+"""Retry budgets, retry delays and time limits of rollouts, and counters of retries and failures."""
 
 import asyncio
 from collections import Counter
@@ -11,10 +11,10 @@ from nemo_rl.experience.failures import RolloutTimeout
 
 @dataclass(frozen=True)
 class RolloutTimeouts:
-    """Limits in seconds; None: none."""
+    """Limits in seconds; None: no limit."""
 
     rollout_s: float | None = None
-    """A whole group, with what is tried again within it."""
+    """A whole group, with the retries of its members."""
     generation_s: float | None = None
     """One turn of the policy."""
     env_s: float | None = None
@@ -29,21 +29,22 @@ class RolloutTimeouts:
 
 @dataclass(frozen=True)
 class RolloutRetryPolicy:
-    """How often a prompt is tried, and how many may be given up."""
+    """How often a prompt is attempted, and how many prompts may be lost."""
 
     max_infra_attempts: int
-    """Tries of a prompt that infrastructure failed."""
+    """Infrastructure failures after which a prompt is not retried any more."""
     max_data_attempts: int
-    """Tries of a prompt that failed by itself."""
+    """Data failures after which a prompt is not retried any more."""
     max_gym_row_attempts: int
-    """Dispatches of a row of the Gym path within one try."""
+    """Gym path: times a row is sent within one attempt of its group, the first included."""
     backoff_base_s: float = 1.0
-    """Wait after the first infrastructure failure; doubles with each."""
+    """Delay after the first infrastructure failure; doubles with each further one."""
     max_backoff_s: float = 30.0
+    """Longest delay."""
     max_skipped_prompts: int = 0
-    """Of a whole run: prompts that failed by themselves and were left out."""
+    """Prompts of a run that may be skipped because of data failures."""
     max_consecutive_dropped_prompts: int = 0
-    """Prompts in a row that infrastructure failed, before the run must end."""
+    """Prompts in a row that may be dropped because of infrastructure failures; one more ends the run."""
 
     def __post_init__(self) -> None:
         for name in ("max_infra_attempts", "max_data_attempts", "max_gym_row_attempts"):
@@ -56,15 +57,15 @@ class RolloutRetryPolicy:
             "max_consecutive_dropped_prompts",
         ):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     @classmethod
     def single_attempt(cls) -> "RolloutRetryPolicy":
-        """Nothing is tried again."""
+        """A policy without retries."""
         return cls(max_infra_attempts=1, max_data_attempts=1, max_gym_row_attempts=1)
 
     def backoff_s(self, failures: int) -> float:
-        """How long to wait after so many infrastructure failures."""
+        """The delay after this many infrastructure failures."""
         return float(min(self.backoff_base_s * 2.0 ** min(failures - 1, 60), self.max_backoff_s))
 
 
@@ -72,7 +73,7 @@ _NO_LIMIT = nullcontext()
 
 
 def within(limit_s: float | None, what: str) -> AbstractAsyncContextManager[None]:
-    """RolloutTimeout where the limit runs out; a TimeoutError from inside passes as it is."""
+    """Raise RolloutTimeout if the body takes longer than `limit_s`; a TimeoutError of the body passes."""
     return _NO_LIMIT if limit_s is None else _within(limit_s, what)
 
 
@@ -94,15 +95,16 @@ class RolloutStats:
 
     committed: int = 0
     skipped: int = 0
-    """Prompts left out because they failed by themselves."""
+    """Prompts skipped because of data failures."""
     gym_row_redispatches: int = 0
     redispatches: Counter[str] = field(default_factory=Counter)
-    """Tries again after infrastructure failures, by exception."""
+    """Retries after infrastructure failures, by exception name."""
     data_retries: Counter[str] = field(default_factory=Counter)
+    """Retries after data failures, by exception name."""
     data_failures: Counter[str] = field(default_factory=Counter)
-    """Prompts whose data budget ended."""
+    """Prompts with max_data_attempts data failures, by exception name."""
     infra_drops: Counter[str] = field(default_factory=Counter)
-    """Prompts whose infrastructure budget ended."""
+    """Prompts with max_infra_attempts infrastructure failures, by exception name."""
     consecutive_infra_drops: int = 0
     max_consecutive_infra_drops: int = 0
 

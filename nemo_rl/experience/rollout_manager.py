@@ -1,4 +1,4 @@
-"""`RolloutManager`: one prompt in, its group out, natively or through a Gym; and groups into a buffer."""
+"""`RolloutManager`: plays the group of one prompt, natively or through Gym, and puts groups into a buffer."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 InflightRegistry = MutableMapping[Any, tuple["asyncio.Task[Any] | None", int]]
-"""Group id → who generates it, and the weight version it began with."""
+"""Group id → the task that generates the group, and the weight version it began with."""
 
 
 class RolloutOutcome(StrEnum):
-    """What became of a prompt."""
+    """How `generate_and_push` ended for a prompt."""
 
     COMMITTED = "committed"
     SKIPPED = "skipped"
 
 
 @dataclass
-class _Tries:
-    """Of one prompt."""
+class _Failures:
+    """Failed attempts of one prompt."""
 
     infra: int = 0
     data: int = 0
@@ -120,14 +120,14 @@ class RolloutManager:
         return self._weight_version
 
     def set_weight_version(self, version: int) -> None:
-        """Stamps the groups that begin or end from now on."""
+        """Set the version that groups are marked with when they begin and when they end."""
         self._weight_version = version
 
     async def run_rollout(self, input_sample: DatumSpec) -> PromptGroupRecord:
         """Run num_generations_per_prompt rollouts for one prompt."""
         began = self._weight_version
         record = await self._impl.run_rollout(input_sample)
-        if isinstance(record, PromptGroupRecord):  # an implementation of somebody's own may give another kind
+        if isinstance(record, PromptGroupRecord):  # a custom implementation may return another type
             record.weight_versions = (began, self._weight_version)
         return record
 
@@ -138,20 +138,20 @@ class RolloutManager:
         target_step: int | None = None,
         inflight_registry: InflightRegistry | None = None,
     ) -> RolloutOutcome:
-        """Play a prompt until its group is in the buffer or its budgets are spent."""
+        """Play a prompt until its group is in the buffer or its retry budgets are used up."""
         if self._buffer is None:
             raise AssertionError("generate_and_push needs a buffer: RolloutManager(…, buffer=…)")
-        tries = _Tries()
+        failures = _Failures()
         while True:
             try:
                 await self._push_once(self._buffer, input_sample, target_step, inflight_registry)
             except TERMINAL:
                 raise
-            except Exception as error:  # the boundary of a try: what follows is the policy's decision
+            except Exception as error:  # the boundary of an attempt: the retry policy decides
                 if classify_rollout_failure(error) is FailureClass.INFRA:
-                    is_dropped = await self._after_infra_failure(error, tries, input_sample["idx"])
+                    is_dropped = await self._after_infra_failure(error, failures, input_sample["idx"])
                 else:
-                    is_dropped = self._after_data_failure(error, tries, input_sample["idx"])
+                    is_dropped = self._after_data_failure(error, failures, input_sample["idx"])
                 if is_dropped:
                     return RolloutOutcome.SKIPPED
             else:
@@ -178,63 +178,72 @@ class RolloutManager:
                 registry.pop(group_id, None)
             await buffer.commit(group_id, record, began, self._weight_version)
         except BaseException:
-            await _give_back(buffer, group_id)
+            await _remove_slot(buffer, group_id)
             raise
 
-    async def _after_infra_failure(self, error: Exception, tries: _Tries, prompt_idx: int) -> bool:
-        """Wait before the next try; True where the prompt is dropped."""
+    async def _after_infra_failure(self, error: Exception, failures: _Failures, prompt_idx: int) -> bool:
+        """Wait before the next attempt; returns True if the prompt is dropped."""
         policy, name = self._retry_policy, type(error).__name__
-        tries.infra += 1
-        if tries.infra < policy.max_infra_attempts:
+        failures.infra += 1
+        if failures.infra < policy.max_infra_attempts:
             self.stats.redispatches[name] += 1
             logger.warning(
-                "prompt_idx=%s: try %d failed, tried again: %s", prompt_idx, tries.infra, described(error)
+                "prompt_idx=%s: infrastructure failure %d, retrying: %s",
+                prompt_idx,
+                failures.infra,
+                described(error),
             )
-            await self._sleep(policy.backoff_s(tries.infra))
+            await self._sleep(policy.backoff_s(failures.infra))
             return False
         self.stats.drop(name)
         in_a_row = self.stats.consecutive_infra_drops
         if in_a_row > policy.max_consecutive_dropped_prompts:
             raise RolloutRedispatchExhausted(
-                f"infrastructure failed {in_a_row} prompts in a row (max_consecutive_dropped_prompts="
-                f"{policy.max_consecutive_dropped_prompts}), the last one prompt_idx={prompt_idx} after "
-                f"{tries.infra} tries: {name}: {error}"
+                f"infrastructure failures: dropped {in_a_row} prompts in a row "
+                f"(max_consecutive_dropped_prompts={policy.max_consecutive_dropped_prompts}), the last one "
+                f"prompt_idx={prompt_idx} after {failures.infra} attempts: {name}: {error}"
             ) from error
         logger.error(
-            "prompt_idx=%s is left out after %d tries: %s", prompt_idx, tries.infra, described(error)
+            "prompt_idx=%s: dropped after %d infrastructure failures: %s",
+            prompt_idx,
+            failures.infra,
+            described(error),
         )
         return True
 
-    def _after_data_failure(self, error: Exception, tries: _Tries, prompt_idx: int) -> bool:
-        """True where the prompt is skipped; raises where too many were."""
+    def _after_data_failure(self, error: Exception, failures: _Failures, prompt_idx: int) -> bool:
+        """Returns True if the prompt is skipped; raises if too many prompts were skipped before."""
         policy, name = self._retry_policy, type(error).__name__
-        tries.data += 1
-        if tries.data < policy.max_data_attempts:
+        failures.data += 1
+        if failures.data < policy.max_data_attempts:
             self.stats.data_retries[name] += 1
             logger.warning(
-                "prompt_idx=%s: try %d failed, tried again: %s", prompt_idx, tries.data, described(error)
+                "prompt_idx=%s: data failure %d, retrying: %s", prompt_idx, failures.data, described(error)
             )
             return False
         self.stats.data_failures[name] += 1
         if self.stats.skipped < policy.max_skipped_prompts:
             self.stats.skipped += 1
             logger.error(
-                "prompt_idx=%s is skipped after %d tries: %s", prompt_idx, tries.data, described(error)
+                "prompt_idx=%s: skipped after %d data failures: %s",
+                prompt_idx,
+                failures.data,
+                described(error),
             )
             return True
         if policy.max_skipped_prompts == 0:
             raise error
         raise RolloutDataFailure(
-            f"prompt_idx={prompt_idx} failed, and {self.stats.skipped} prompts were skipped already "
+            f"prompt_idx={prompt_idx} failed, and {self.stats.skipped} prompts were already skipped "
             f"(max_skipped_prompts={policy.max_skipped_prompts}): {name}: {error}"
         ) from error
 
 
-async def _give_back(buffer: GroupBuffer, group_id: Any) -> None:
+async def _remove_slot(buffer: GroupBuffer, group_id: Any) -> None:
     try:
         await buffer.remove_group(group_id)
-    except Exception:  # the boundary of cleaning up: what went wrong before is what is told
-        logger.exception("slot %s of the buffer could not be given back", group_id)
+    except Exception:  # the boundary of the cleanup: the caller raises the original error
+        logger.exception("cannot remove group %s from the buffer", group_id)
 
 
 def __getattr__(name: str) -> Any:

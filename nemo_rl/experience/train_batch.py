@@ -1,7 +1,7 @@
-"""Groups as one padded batch, in the names of the rollout manager's published interface.
+"""Groups as one padded batch, with the field names of the published interface.
 
-Invariant: `token_mask` is 1 exactly at the tokens that were sampled in the rollout, and `generation_logprobs`
-has the sampler's log-probability at each of these and 0 everywhere else.
+Invariant: `token_mask` is 1 at the tokens that were sampled in the rollout and 0 elsewhere.
+`generation_logprobs` has the sampler's log-probability at these tokens and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A completion as its tokens, prompt included; all three are equally long."""
+    """The tokens of a completion, prompt included. The three tensors have the same length."""
 
     token_ids: torch.Tensor
     mask: torch.Tensor
-    """int64: 1 where sampled."""
+    """int64: 1 at sampled tokens, else 0."""
     logprobs: torch.Tensor
-    """float32: the sampler's, 0 where not sampled."""
+    """float32: the sampler's log-probability at sampled tokens, else 0."""
 
 
 def record_to_train_batch(
     record: PromptGroupRecord, pad_value_dict: Mapping[str, int] | None = None
 ) -> BatchedDataDict[Any]:
-    """A row for each completion, in order; tokens are padded on the right.
+    """One row per completion, in order, padded on the right.
 
-    The padding token stands under `token_ids` or `input_ids` in `pad_value_dict`; else it is 0.
+    The padding token is `pad_value_dict["token_ids"]`, else `pad_value_dict["input_ids"]`, else 0.
     """
     return records_to_train_batch([record], pad_value_dict)
 
@@ -52,8 +52,8 @@ def record_to_train_batch(
 def records_to_train_batch(
     records: Sequence[PromptGroupRecord], pad_value_dict: Mapping[str, int] | None = None
 ) -> BatchedDataDict[Any]:
-    """The groups one after the other, padded to the longest sequence of all."""
-    refuse_none(records)
+    """One row per completion, group by group, padded to the longest sequence of all groups."""
+    refuse_empty(records)
     warn_of_untrainable(records)
     pad = _pad_token_id(pad_value_dict or {})
     pads = {"input_ids": pad, "prompt_ids_for_adv": pad}
@@ -77,15 +77,15 @@ def _batch(record: PromptGroupRecord, pad: int) -> BatchedDataDict[Any]:
 
 
 def token_sequences(record: PromptGroupRecord) -> list[TokenSequence]:
-    """Of each member, in order; ValueError where a log-probability is missing or one too many."""
+    """The sequences of the members, in order; ValueError if a sampled token has no log-probability."""
     sequences = []
     for position, completion in enumerate(record.completions):
         log = completion.message_log
         sequence = TokenSequence(flat_token_ids(log), token_loss_mask(log), flat_logprobs(log))
         if len(sequence.logprobs) != len(sequence.token_ids):
             raise ValueError(
-                f"prompt_idx={record.prompt_idx} completion {position}: a sampled message has not as many "
-                "generation_logprobs as token_ids; the backend must give one for each token it sampled"
+                f"prompt_idx={record.prompt_idx} completion {position}: a sampled message does not have one "
+                "generation_logprobs entry per token; the backend must return one for each token it sampled"
             )
         sequences.append(sequence)
     return sequences
@@ -98,7 +98,7 @@ def padded(
     *,
     min_width: int = 0,
 ) -> torch.Tensor:
-    """`[N, T]` of N rows, as wide as the longest."""
+    """N rows as one tensor `[N, T]`; T is the length of the longest row, at least `min_width`."""
     joined = torch.nn.utils.rnn.pad_sequence(
         list(rows), batch_first=True, padding_value=value, padding_side=side
     )
@@ -107,22 +107,21 @@ def padded(
     return torch.nn.functional.pad(joined, added, value=value)
 
 
-def refuse_none(records: Sequence[PromptGroupRecord]) -> None:
+def refuse_empty(records: Sequence[PromptGroupRecord]) -> None:
+    """Raise unless `records` is a sequence of groups that have completions."""
     if not isinstance(records, Sequence):
-        raise TypeError(
-            f"a batch is made of a list of groups, not of a {type(records).__name__}; write [record]"
-        )
+        raise TypeError(f"expected a list of groups, not a {type(records).__name__}; pass [record]")
     if not records or not all(record.completions for record in records):
-        raise ValueError("a batch needs one group at least, and each group a completion")
+        raise ValueError("cannot build a batch: it needs at least one group, and every group a completion")
 
 
 def warn_of_untrainable(records: Sequence[PromptGroupRecord]) -> None:
-    """One line for all groups of which nothing was sampled with its log-probabilities."""
+    """Log one warning for all groups without log-probabilities."""
     untrainable = [record.prompt_idx for record in records if not _has_sampled(record)]
     if untrainable:
         logger.warning(
-            "nothing of %d of %d groups can be trained on: no message has generation_logprobs, the backend "
-            "gives none (prompt_idx %s)",
+            "%d of %d groups cannot be trained on: the backend returned no log-probabilities, so no message "
+            "has generation_logprobs (prompt_idx %s)",
             len(untrainable),
             len(records),
             ", ".join(map(str, untrainable[:10])) + (", …" if len(untrainable) > 10 else ""),

@@ -1,1 +1,1 @@
-"""Timing."""
+"""Timing, and metrics for W&B."""

@@ -1,4 +1,4 @@
-"""Named stretches of time, each measured as often as it happens."""
+"""Measured times by label. A label may be measured several times."""
 
 import statistics
 import time
@@ -25,19 +25,19 @@ class Timer:
     """`start` and `stop` a label, or `with timer.time(label)`; then `reduce`."""
 
     def __init__(self) -> None:
-        self._began: dict[str, float] = {}
+        self._started: dict[str, float] = {}
         self._elapsed: dict[str, list[float]] = {}
 
     def start(self, label: str) -> None:
-        if label in self._began:
-            raise ValueError(f"timer {label!r} is running already")
-        self._began[label] = time.perf_counter()
+        if label in self._started:
+            raise ValueError(f"timer {label!r} is already running")
+        self._started[label] = time.perf_counter()
 
     def stop(self, label: str) -> float:
-        """Seconds since it was started."""
-        if label not in self._began:
+        """Returns the seconds since the start."""
+        if label not in self._started:
             raise ValueError(f"timer {label!r} is not running")
-        elapsed = time.perf_counter() - self._began.pop(label)
+        elapsed = time.perf_counter() - self._started.pop(label)
         self._elapsed.setdefault(label, []).append(elapsed)
         return elapsed
 
@@ -50,13 +50,13 @@ class Timer:
             self.stop(label)
 
     def reduce(self, label: str, op: str = "mean") -> float:
-        """One number of all times of a label."""
+        """Reduce the measured times of a label to one number."""
         if label not in self._elapsed:
-            raise KeyError(f"timer {label!r} has measured nothing")
+            raise KeyError(f"timer {label!r} has no measured times")
         if op not in _REDUCTIONS:
-            raise ValueError(f"no reduction {op!r}; there are {', '.join(_REDUCTIONS)}")
+            raise ValueError(f"unknown reduction {op!r}; known: {', '.join(_REDUCTIONS)}")
         return _REDUCTIONS[op](self._elapsed[label])
 
     def get_timing_metrics(self, op: str = "mean") -> dict[str, float]:
-        """Label → reduced."""
+        """The reduced time of every label."""
         return {label: self.reduce(label, op) for label in self._elapsed}

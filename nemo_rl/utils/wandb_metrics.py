@@ -1,4 +1,4 @@
-"""Metrics of groups as W&B shows them: histograms and tables made of the plain data they are here."""
+"""Group metrics for W&B: plain data becomes `wandb.Histogram` and `wandb.Table`."""
 
 import math
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ def as_wandb(metrics: Mapping[str, Any]) -> dict[str, Any]:
     wandb = load_extra("wandb", "wandb", "as_wandb")
 
     def histogram(values: list[Any]) -> Any:
-        """W&B's takes no infinite numbers."""
+        """Without NaN and infinite numbers, which W&B does not accept."""
         return wandb.Histogram([value for value in values if math.isfinite(value)])
 
-    def shown(key: str, value: Any) -> Any:
+    def converted(key: str, value: Any) -> Any:
         if key.startswith("histogram/"):
             return histogram(value)
         match value:
@@ -26,4 +26,4 @@ def as_wandb(metrics: Mapping[str, Any]) -> dict[str, Any]:
             case _:
                 return value
 
-    return {key: shown(key, value) for key, value in metrics.items()}
+    return {key: converted(key, value) for key, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Groups in the form that a trainer takes: one function for each."""
+"""Groups in the batch formats of trainers: one function per format."""
 
 from nemo_rl.experience.adapters.hf_dataset import to_dataset
 from nemo_rl.experience.adapters.nemo_rl_grpo import nemo_rl_batch

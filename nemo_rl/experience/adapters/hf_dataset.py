@@ -1,4 +1,4 @@
-"""Groups as a Hugging Face dataset: one row a completion, unpadded, with how its advantage came about."""
+"""Groups as a Hugging Face dataset: one unpadded row per completion, with the audit of its advantage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def to_dataset(records: Sequence[PromptGroupRecord], advantages: Advantages = MEAN_OF_GROUP) -> Any:
-    """A `datasets.Dataset`; it needs `pip install datasets`."""
+    """A `datasets.Dataset`; needs `pip install datasets`."""
     datasets = _load_datasets()
     rows = [_columns(row) for row in rows_of(records, advantages)]
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -26,7 +26,7 @@ def to_dataset(records: Sequence[PromptGroupRecord], advantages: Advantages = ME
 
 
 def _features(datasets: Any) -> Any:
-    """Said, not guessed: a column in which nothing is known keeps its type."""
+    """The types of all columns. They are explicit because types cannot be inferred from a column of nulls."""
 
     def value(dtype: str) -> Any:
         return datasets.Value(dtype)
@@ -83,16 +83,16 @@ def _messages(message_log: LLMMessageLogType) -> list[dict[str, str]]:
 
 
 def _text(content: Any) -> str:
-    """Content of several parts as JSON."""
+    """The content as text; content that has several parts as JSON."""
     return content if isinstance(content, str) else json.dumps(content, default=str)
 
 
 def _load_datasets() -> Any:
-    """It is in no extra: those who want such a dataset have the package."""
+    """Import `datasets`, which no extra installs."""
     try:
         return import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"a Hugging Face dataset needs the package datasets ({error}); "
+            f"to_dataset needs the package datasets, which cannot be imported ({error}); "
             "install it with: pip install datasets"
         ) from error

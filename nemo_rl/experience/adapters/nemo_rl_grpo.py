@@ -24,10 +24,10 @@ def nemo_rl_batch(
     pad_value_dict: Mapping[str, int] | None = None,
     advantages: Advantages = MEAN_OF_GROUP,
 ) -> BatchedDataDict[Any]:
-    """`records_to_train_batch`, with `advantages` `[N, T]` at the tokens that are trained on."""
+    """`records_to_train_batch` with `advantages` `[N, T]`, which are 0 at tokens that were not sampled."""
     batch = records_to_train_batch(records, pad_value_dict)
     members = [member for record in records for member in advantages.audit(record).members]
-    # Besides those without weight: who is compared with nobody, where each is compared with the others.
+    # With leave_one_out, a member that has no others to compare with does not train either.
     batch["sample_mask"] = torch.tensor([member.trains for member in members], dtype=torch.float32)
     advantage = torch.tensor([member.advantage for member in members], dtype=torch.float32)
     batch["advantages"] = advantage.unsqueeze(1) * batch["token_mask"]

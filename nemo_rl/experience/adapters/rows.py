@@ -1,7 +1,7 @@
-"""What every adapter is made of: a member of a group, cut into prompt and completion, with its advantage.
+"""The input of all adapters: a member of a group, split into prompt and completion, with its advantage.
 
-Invariants: prompt and completion together are the tokens of the member's message log; the advantage, and
-whether a member trains, are those of `advantage_audit`.
+Invariants: prompt and completion together are the tokens of the member's message log. `advantage_audit`
+computes the advantage and whether a member trains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nemo_rl.experience.integrity import AdvantageAudit, MemberAudit, advantage_audit
 from nemo_rl.experience.message_log import flat_token_ids
-from nemo_rl.experience.train_batch import TokenSequence, refuse_none, token_sequences, warn_of_untrainable
+from nemo_rl.experience.train_batch import TokenSequence, refuse_empty, token_sequences, warn_of_untrainable
 from nemo_rl.lazy import lazy
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ else:
 
 @dataclass(frozen=True)
 class Advantages:
-    """How rewards become advantages, from `advantage_audit`."""
+    """Options of `advantage_audit`."""
 
     leave_one_out: bool = False
-    """A member is compared with the mean of the others, not with the mean of all."""
+    """Compare a member with the mean of the others instead of the mean of all."""
     normalize: bool = False
-    """Divide by the standard deviation of the group's votes."""
+    """Divide by the standard deviation of the voting members' rewards."""
 
     def audit(self, record: PromptGroupRecord) -> AdvantageAudit:
         return advantage_audit(record, leave_one_out=self.leave_one_out, normalize=self.normalize)
@@ -46,7 +46,7 @@ class Row:
 
     record: PromptGroupRecord
     position: int
-    """Of its group among those given."""
+    """Position of the group in the list of groups."""
     completion: Completion
     audit: MemberAudit
     sequence: TokenSequence
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def completion_ids(self) -> torch.Tensor:
-        """All that follows the prompt, what the environment said included."""
+        """All tokens after the prompt, observations included."""
         return self.sequence.token_ids[self.prompt_length :]
 
     @property
@@ -67,13 +67,13 @@ class Row:
 
     @property
     def loss_mask(self) -> torch.Tensor:
-        """Over the completion: 1 at sampled tokens; 0 everywhere where the member does not train."""
+        """Mask of the completion: 1 at sampled tokens; all 0 if the member does not train."""
         return self.sequence.mask[self.prompt_length :] * int(self.audit.trains)
 
 
 def rows_of(records: Sequence[PromptGroupRecord], advantages: Advantages = MEAN_OF_GROUP) -> list[Row]:
-    """The members, group by group, each by generation index."""
-    refuse_none(records)
+    """The members, group by group, in the order of generation indices."""
+    refuse_empty(records)
     warn_of_untrainable(records)
     return [
         row for position, record in enumerate(records) for row in _rows_of_one(record, position, advantages)
@@ -87,9 +87,9 @@ def _rows_of_one(record: PromptGroupRecord, position: int, advantages: Advantage
     for completion, audit, sequence in zip(record.completions, members, token_sequences(record), strict=True):
         if not torch.equal(sequence.token_ids[: len(prompt_ids)], prompt_ids):
             raise ValueError(
-                f"prompt_idx={record.prompt_idx} generation_index={audit.index}: its tokens do not begin "
-                f"with the {len(prompt_ids)} of the group's prompt, so it cannot be cut into prompt and "
-                "completion; give every member of a group the same prompt"
+                f"prompt_idx={record.prompt_idx} generation_index={audit.index}: the tokens do not begin "
+                f"with the {len(prompt_ids)} tokens of the group's prompt, so they cannot be split into "
+                "prompt and completion; give every member of a group the same prompt"
             )
         rows.append(Row(record, position, completion, audit, sequence, len(prompt_ids)))
     return rows

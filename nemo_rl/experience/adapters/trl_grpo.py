@@ -1,4 +1,4 @@
-"""A batch as TRL's GRPOTrainer makes it, in the names of trl 1.16."""
+"""Groups as a batch for TRL's GRPOTrainer, with the field names of trl 1.16."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ else:
 def trl_batch(
     records: Sequence[PromptGroupRecord], pad_token_id: int, advantages: Advantages = MEAN_OF_GROUP
 ) -> dict[str, torch.Tensor]:
-    """What `_generate_and_score_completions` gives: prompts padded on the left, completions on the right."""
+    """The result of `_generate_and_score_completions`: prompts are padded left, completions right."""
     rows = rows_of(records, advantages)
     prompts, completions = [row.prompt_ids for row in rows], [row.completion_ids for row in rows]
-    # One column at least: the trainer asks the model for the logits of that many, and none of them means all.
+    # At least one column: the trainer requests the logits of the last T tokens, and T = 0 would mean all.
     completion_mask = padded([torch.ones_like(ids) for ids in completions], 0, min_width=1)
     tool_mask = padded([row.loss_mask for row in rows], 0, min_width=1)
     return {

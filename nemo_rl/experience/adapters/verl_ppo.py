@@ -1,4 +1,4 @@
-"""A batch as verl's trainers pass it around, in the names of verl 0.9."""
+"""Groups as a batch for verl's trainers, with the field names of verl 0.9."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 def verl_batch(
     records: Sequence[PromptGroupRecord], pad_token_id: int, advantages: Advantages = MEAN_OF_GROUP
 ) -> dict[str, Any]:
-    """For `DataProto.from_single_dict`: tensors, and `uid` as a numpy array of texts."""
+    """The argument of `DataProto.from_single_dict`: tensors, and `uid` as a numpy array of strings."""
     rows = rows_of(records, advantages)
     prompts, responses = [row.prompt_ids for row in rows], [row.completion_ids for row in rows]
     padded_prompts = padded(prompts, pad_token_id, "left")
@@ -56,9 +56,9 @@ def verl_batch(
 
 
 def _at_last_token(rows: Sequence[Row], width: int) -> torch.Tensor:
-    """Each reward at the last token of its row, so that a row adds up to it.
+    """Each reward at the last token of its row, so that the sum of the row is the reward.
 
-    In a row without tokens it stands in the last column, where verl puts it too.
+    In a row without tokens it is in the last column, as in verl.
     """
     scores = torch.zeros(len(rows), width, dtype=torch.float32)
     for number, row in enumerate(rows):
@@ -67,7 +67,7 @@ def _at_last_token(rows: Sequence[Row], width: int) -> torch.Tensor:
 
 
 def _group_ids(rows: Sequence[Row]) -> Any:
-    """The same for the members of a group; two groups of one prompt differ by their place in the batch."""
+    """One id per group. Two groups of one prompt have different ids, because the position is part of it."""
     import numpy
 
     return numpy.array([f"{row.record.prompt_idx}:{row.position}" for row in rows], dtype=object)

@@ -1,4 +1,4 @@
-"""What a prompt is to those who make and read it."""
+"""The types of a prompt and its message log."""
 
 import typing
 
@@ -19,19 +19,19 @@ def value_types(message_log_type: object) -> set[object]:
     return set(typing.get_args(value_type))
 
 
-def test_messages_hold_texts_and_tensors_and_with_media_something_more() -> None:
+def test_messages_hold_strings_and_tensors_and_with_media_more_types() -> None:
     assert value_types(LLMMessageLogType) == {str, torch.Tensor}
     assert value_types(VLMMessageLogType) > {str, torch.Tensor}
     assert {"DatumSpec", "LLMMessageLogType", "VLMMessageLogType"} <= set(interfaces.__all__)
 
 
-def test_a_prompt_need_not_have_a_task_or_stop_strings_and_must_have_the_rest() -> None:
+def test_only_task_name_and_stop_strings_of_a_prompt_are_optional() -> None:
     assert DatumSpec.__optional_keys__ == {"task_name", "stop_strings"}
     required = {"message_log", "length", "extra_env_info", "loss_multiplier", "idx"}
     assert DatumSpec.__required_keys__ == required
 
 
-def test_the_types_of_a_prompt_can_be_asked_for() -> None:
+def test_type_hints_of_a_prompt_can_be_resolved() -> None:
     hints = typing.get_type_hints(DatumSpec)
     assert hints["message_log"] == LLMMessageLogType
     assert (hints["idx"], hints["loss_multiplier"], hints["task_name"]) == (int, float, str)

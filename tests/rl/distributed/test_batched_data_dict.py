@@ -1,4 +1,4 @@
-"""Batches that are joined, cut and repeated."""
+"""Batches can be joined, sliced and repeated."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_batches_with_different_keys_cannot_be_joined() -> None:
         BatchedDataDict[object].from_batches([batch(1, 2), BatchedDataDict[object](ids=torch.ones(1, 2))])
 
 
-def test_rows_are_cut_picked_and_repeated() -> None:
+def test_rows_can_be_sliced_selected_and_repeated() -> None:
     one = batch(3, 2)
     assert one.slice(1, 3)["names"] == ["r1", "r2"] and one.slice(1, 3)["ids"].tolist() == [[3, 4], [5, 6]]
     assert one.select_indices([2, 0])["ids"].tolist() == [[5, 6], [1, 2]]
@@ -42,6 +42,6 @@ def test_rows_are_cut_picked_and_repeated() -> None:
     assert type(one.slice(0, 1)) is BatchedDataDict
 
 
-def test_tensors_go_to_a_device_and_lists_stay() -> None:
+def test_tensors_move_to_a_device_and_lists_stay() -> None:
     moved = batch(1, 2).to("meta")
     assert moved["ids"].device.type == "meta" and moved["names"] == ["r0"]

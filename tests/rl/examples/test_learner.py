@@ -67,7 +67,7 @@ def group(rewards: list[float], prompt: list[int] = SHARED) -> PromptGroupRecord
 
 
 @pytest.mark.parametrize("max_tokens", [1, 8, 1000])
-def test_every_sequence_is_found_whole_in_its_tree(max_tokens: int) -> None:
+def test_every_sequence_is_complete_in_its_tree(max_tokens: int) -> None:
     packs = packed(SEQUENCES, max_tokens=max_tokens)
     found = {
         member: pack.token_ids_T[places].tolist()
@@ -77,19 +77,19 @@ def test_every_sequence_is_found_whole_in_its_tree(max_tokens: int) -> None:
     assert found == dict(enumerate(SEQUENCES))
 
 
-def test_what_sequences_begin_with_alike_stands_in_a_tree_once() -> None:
+def test_shared_prefixes_are_in_a_tree_once() -> None:
     (pack,) = packed(SEQUENCES, max_tokens=1000)
     prefixes = {tuple(sequence[:end]) for sequence in SEQUENCES for end in range(1, len(sequence) + 1)}
     assert len(pack.token_ids_T) == len(prefixes)
 
 
-def test_trees_keep_to_their_size_where_sequences_do() -> None:
+def test_trees_do_not_exceed_max_tokens() -> None:
     packs = packed(SEQUENCES, max_tokens=9)
     assert len(packs) > 1
     assert all(len(pack.token_ids_T) <= 9 for pack in packs)
 
 
-def test_logprobs_in_a_tree_are_those_of_each_sequence_alone() -> None:
+def test_logprobs_of_a_tree_equal_those_of_single_sequences() -> None:
     model = small_model()
     (pack,) = packed(SEQUENCES, max_tokens=1000)
     logprobs_T = token_logprobs(model, pack, pack.parents_T >= 0)
@@ -98,7 +98,7 @@ def test_logprobs_in_a_tree_are_those_of_each_sequence_alone() -> None:
         assert torch.allclose(logprobs_T[places[1:]], alone, atol=1e-5)
 
 
-def test_gradients_of_a_tree_are_the_sums_of_those_of_each_sequence_alone() -> None:
+def test_gradients_of_a_tree_equal_the_sum_over_single_sequences() -> None:
     model, weights = small_model(), [0.5, -1.0, 2.0, 1.5, -0.25, 1.0]
     for weight, sequence in zip(weights, SEQUENCES, strict=True):
         (weight * logprobs_alone(model, sequence).sum()).backward()
@@ -119,7 +119,7 @@ def test_only_sampled_tokens_are_trained_on() -> None:
     assert sample.sampler_logprobs_L[4:6].tolist() == pytest.approx([-4.0, -4.1])
 
 
-def test_a_step_makes_the_better_completion_likelier() -> None:
+def test_step_makes_the_better_completion_more_likely() -> None:
     model = small_model()
     learner = Learner(model, LearnerSettings(learning_rate=1e-3))
     before = [logprobs_alone(model, [*SHARED, 20 + index])[-1].item() for index in range(2)]
@@ -132,7 +132,7 @@ def test_a_step_makes_the_better_completion_likelier() -> None:
     assert report.computed_tokens == 12
 
 
-def test_the_gap_between_learner_and_sampler_is_that_before_the_step() -> None:
+def test_gap_between_learner_and_sampler_is_measured_before_the_step() -> None:
     model = small_model()
     own = [logprobs_alone(model, [*SHARED, 20 + index, 3])[-2:].tolist() for index in range(2)]
     moved = [[one - 0.5, other + 0.25] for one, other in own]
@@ -144,7 +144,7 @@ def test_the_gap_between_learner_and_sampler_is_that_before_the_step() -> None:
     assert report.ratio_max == pytest.approx(torch.tensor(0.5).exp().item(), abs=1e-3)
 
 
-def test_a_group_that_did_equally_well_changes_nothing() -> None:
+def test_group_with_equal_rewards_changes_nothing() -> None:
     model = small_model()
     before = [parameter.clone() for parameter in model.parameters()]
     report = Learner(model).update([group([1.0, 1.0]), group([0.0, 0.0])])
@@ -165,7 +165,7 @@ def test_large_importance_weights_are_bounded() -> None:
     assert updates[0].grad_norm == pytest.approx(updates[1].grad_norm)
 
 
-def test_policy_that_is_served_as_float16_is_trained_as_it_is_served() -> None:
+def test_weights_stay_float16_values_if_the_policy_is_served_as_float16() -> None:
     model = small_model()
     learner = Learner(model, LearnerSettings(learning_rate=1e-6, is_float16_served=True))
     before = model.lm_head.weight.detach().clone()

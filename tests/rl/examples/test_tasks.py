@@ -32,7 +32,7 @@ def test_held_out_questions_are_never_trained_on() -> None:
 
 
 @pytest.mark.parametrize("choose", [words, questions])
-def test_more_tasks_than_there_are_is_told(choose: Any) -> None:
+def test_request_for_more_tasks_than_exist_is_an_error(choose: Any) -> None:
     with pytest.raises(ConfigError, match="take fewer"):
         choose(0, training=100_000, heldout=100)
 
@@ -48,7 +48,7 @@ def test_more_tasks_than_there_are_is_told(choose: Any) -> None:
         (["--output", __file__], "name a folder that can be written to"),
     ],
 )
-def test_run_that_cannot_work_is_refused_before_anything_is_loaded(
+def test_invalid_options_are_refused_before_anything_is_loaded(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     output = [] if "--output" in arguments else ["--output", str(tmp_path)]
@@ -74,7 +74,7 @@ def interrupted() -> Variant:
     return replace(VARIANT, play=play)
 
 
-def test_interrupted_run_says_where_its_results_are_and_keeps_those_of_the_one_before(
+def test_interrupted_run_names_its_results_and_keeps_those_of_the_previous_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "metrics.json").write_text("earlier")
@@ -86,13 +86,13 @@ def test_interrupted_run_says_where_its_results_are_and_keeps_those_of_the_one_b
     assert [path.read_text() for path in tmp_path.glob("metrics.2*.json")] == ["earlier"]
 
 
-def test_answers_of_questions_are_right() -> None:
+def test_expected_answers_of_questions_are_correct() -> None:
     for question in questions(0, training=100, heldout=0).training:
         assert eval(question.expression) == question.answer
         assert str(datum(question, 0)["extra_env_info"]["expected_answer"]) == str(question.answer)
 
 
-def test_no_worked_example_is_asked() -> None:
+def test_worked_examples_are_not_among_the_questions() -> None:
     shown = datum(questions(0, training=1, heldout=0).training[0], 0)["extra_env_info"]
     texts = [
         item["content"] for item in shown["responses_create_params"]["input"] if item.get("role") == "user"
@@ -114,11 +114,11 @@ def test_no_worked_example_is_asked() -> None:
         ("\n zovo\n", False),
     ],
 )
-def test_copy_is_the_word_on_a_line_that_ends(answer: str, is_right: bool) -> None:
+def test_copy_is_the_word_alone_on_a_complete_line(answer: str, is_right: bool) -> None:
     assert is_copy(answer, "zovo") is is_right
 
 
-def test_copying_is_one_turn() -> None:
+def test_copying_ends_after_one_turn() -> None:
     logs = [[{"role": "user", "content": prompt("zovo")}, {"role": "assistant", "content": " zovo\n"}]] * 2
     step = CopyingEnvironment().step(logs, [{"word": "zovo"}, {"word": "kunor"}])
     assert torch.equal(step.rewards, torch.tensor([1.0, 0.0]))
@@ -133,5 +133,5 @@ def test_differences_are_paired_by_task() -> None:
     assert run.as_json()["heldout"]["after"]["mean"] == 0.75
 
 
-def test_smoothed_curve_of_a_constant_is_that_constant() -> None:
+def test_smoothing_does_not_change_a_constant() -> None:
     assert smoothed([0.5, 0.5, 0.5]) == pytest.approx([0.5, 0.5, 0.5])

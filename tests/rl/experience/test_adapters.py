@@ -1,4 +1,4 @@
-"""Groups in the form that trainers take, against the message logs that they are made of."""
+"""Batches for trainers, compared with the message logs they are built from."""
 
 import json
 import subprocess
@@ -23,10 +23,10 @@ from nemo_rl.experience.train_batch import records_to_train_batch
 pytestmark = pytest.mark.torch
 
 PAD = 0
-"""Drawn tokens are never this one, so that padding can be told from them."""
+"""Generated examples never contain this token, so padding can be recognised."""
 
 
-def said(role: str, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> dict[str, Any]:
+def message(role: str, token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> dict[str, Any]:
     text = " ".join(map(str, token_ids))
     message: dict[str, Any] = {"role": role, "content": text, "token_ids": torch.tensor(token_ids).long()}
     if logprobs is not None:
@@ -41,13 +41,13 @@ floats = st.floats(-8, 0, width=32)
 @st.composite
 def sampled(draw: st.DrawFn) -> dict[str, Any]:
     pairs = draw(st.lists(st.tuples(st.integers(1, 50), floats), max_size=4))
-    return said("assistant", [token for token, _ in pairs], [logprob for _, logprob in pairs])
+    return message("assistant", [token for token, _ in pairs], [logprob for _, logprob in pairs])
 
 
-heard = st.builds(said, st.sampled_from(["environment", "user", "tool"]), tokens)
-unsampled = st.builds(said, st.just("assistant"), tokens)
-prompts = st.lists(heard | unsampled, min_size=1, max_size=3)
-turns = st.lists(sampled() | heard | unsampled, max_size=4)
+observed = st.builds(message, st.sampled_from(["environment", "user", "tool"]), tokens)
+unsampled = st.builds(message, st.just("assistant"), tokens)
+prompts = st.lists(observed | unsampled, min_size=1, max_size=3)
+turns = st.lists(sampled() | observed | unsampled, max_size=4)
 extras = st.sampled_from([None, {}, {"mask_sample": True}, {"instance_config": {"mask_sample": True}}])
 rewards = st.floats(-2, 2, width=16)
 
@@ -72,29 +72,29 @@ def groups(draw: st.DrawFn) -> PromptGroupRecord:
 
 
 batches = st.lists(groups(), min_size=1, max_size=3)
-ways = st.builds(Advantages, st.booleans(), st.booleans())
+option_sets = st.builds(Advantages, st.booleans(), st.booleans())
 quick = settings(max_examples=40, deadline=None)
 
 
 @dataclass
 class Expected:
-    """A member as it should come out, worked out message by message."""
+    """The expected values of a member, computed message by message."""
 
     prompt: list[int]
     rest: list[int]
     is_trained: list[int]
-    """Over the rest: 1 for each token that was sampled by a member that trains."""
+    """For each token of the rest: 1 if it was sampled by a member that trains."""
     logprobs: list[float]
-    """Over the rest."""
+    """For each token of the rest."""
     reward: float
     advantage: float
     has_weight: bool
 
 
-def expected(records: Sequence[PromptGroupRecord], way: Advantages) -> list[Expected]:
-    found = []
+def expected(records: Sequence[PromptGroupRecord], options: Advantages) -> list[Expected]:
+    members = []
     for record in records:
-        audit = advantage_audit(record, leave_one_out=way.leave_one_out, normalize=way.normalize)
+        audit = advantage_audit(record, leave_one_out=options.leave_one_out, normalize=options.normalize)
         for completion, member in zip(record.completions, audit.members, strict=True):
             one = Expected([], [], [], [], completion.reward, member.advantage, member.trains)
             for message in record.prompt:
@@ -104,8 +104,8 @@ def expected(records: Sequence[PromptGroupRecord], way: Advantages) -> list[Expe
                 one.rest += token_ids
                 one.is_trained += [int(logprobs is not None and member.trains)] * len(token_ids)
                 one.logprobs += [0.0] * len(token_ids) if logprobs is None else logprobs.tolist()
-            found.append(one)
-    return found
+            members.append(one)
+    return members
 
 
 def right(values: Sequence[Sequence[Any]], pad: Any) -> list[list[Any]]:
@@ -123,11 +123,11 @@ def float32(values: Sequence[float]) -> list[float]:
 
 
 @quick
-@given(batches, ways)
+@given(batches, option_sets)
 def test_trl_gets_each_sampled_token_with_its_log_probability(
-    records: list[PromptGroupRecord], way: Advantages
+    records: list[PromptGroupRecord], options: Advantages
 ) -> None:
-    batch, rows = trl_batch(records, PAD, way), expected(records, way)
+    batch, rows = trl_batch(records, PAD, options), expected(records, options)
     assert batch["prompt_ids"].tolist() == left([row.prompt for row in rows], PAD)
     assert batch["prompt_mask"].tolist() == left([[1] * len(row.prompt) for row in rows], 0)
     assert batch["completion_ids"].tolist() == right([row.rest for row in rows], PAD)
@@ -139,11 +139,11 @@ def test_trl_gets_each_sampled_token_with_its_log_probability(
 
 
 @quick
-@given(batches, ways)
+@given(batches, option_sets)
 def test_verl_gets_each_sampled_token_with_its_log_probability(
-    records: list[PromptGroupRecord], way: Advantages
+    records: list[PromptGroupRecord], options: Advantages
 ) -> None:
-    batch, rows = verl_batch(records, PAD, way), expected(records, way)
+    batch, rows = verl_batch(records, PAD, options), expected(records, options)
     prompts, responses = left([row.prompt for row in rows], PAD), right([row.rest for row in rows], PAD)
     assert batch["prompts"].tolist() == prompts
     assert batch["responses"].tolist() == responses
@@ -162,7 +162,7 @@ def test_verl_gets_each_sampled_token_with_its_log_probability(
 
 @quick
 @given(batches)
-def test_verl_rows_add_up_to_their_rewards_at_the_last_token(records: list[PromptGroupRecord]) -> None:
+def test_verl_rows_have_their_reward_at_the_last_token(records: list[PromptGroupRecord]) -> None:
     batch, rows = verl_batch(records, PAD), expected(records, Advantages())
     for name in ("rm_scores", "token_level_scores", "token_level_rewards"):
         assert batch[name].sum(dim=1).tolist() == [row.reward for row in rows]
@@ -173,7 +173,7 @@ def test_verl_rows_add_up_to_their_rewards_at_the_last_token(records: list[Promp
 
 @quick
 @given(batches)
-def test_verl_rows_of_a_group_share_an_id_and_others_do_not(records: list[PromptGroupRecord]) -> None:
+def test_verl_rows_have_one_id_per_group(records: list[PromptGroupRecord]) -> None:
     uid = verl_batch(records, PAD)["uid"]
     sizes = [len(record.completions) for record in records]
     assert uid.dtype == object and len(set(uid)) == len(records)
@@ -184,11 +184,11 @@ def test_verl_rows_of_a_group_share_an_id_and_others_do_not(records: list[Prompt
 
 
 @quick
-@given(batches, ways)
+@given(batches, option_sets)
 def test_nemo_rl_gets_the_train_batch_with_advantages(
-    records: list[PromptGroupRecord], way: Advantages
+    records: list[PromptGroupRecord], options: Advantages
 ) -> None:
-    batch, rows = nemo_rl_batch(records, {"token_ids": PAD}, way), expected(records, way)
+    batch, rows = nemo_rl_batch(records, {"token_ids": PAD}, options), expected(records, options)
     plain = records_to_train_batch(records, {"token_ids": PAD})
     assert batch.keys() - plain.keys() == {"advantages"}
     for key in plain.keys() - {"sample_mask"}:
@@ -207,14 +207,14 @@ def test_nemo_rl_gets_the_train_batch_with_advantages(
 
 
 @quick
-@given(batches, ways)
-def test_failed_and_flagged_members_weigh_nothing_anywhere(
-    records: list[PromptGroupRecord], way: Advantages
+@given(batches, option_sets)
+def test_failed_and_flagged_members_have_no_weight_in_any_batch(
+    records: list[PromptGroupRecord], options: Advantages
 ) -> None:
     completions = [completion for record in records for completion in record.completions]
     masked = [number for number, completion in enumerate(completions) if mask_reason(completion)]
-    trl, verl = trl_batch(records, PAD, way), verl_batch(records, PAD, way)
-    nemo_rl = nemo_rl_batch(records, None, way)
+    trl, verl = trl_batch(records, PAD, options), verl_batch(records, PAD, options)
+    nemo_rl = nemo_rl_batch(records, None, options)
     for number in masked:
         assert not trl["tool_mask"][number].any() and not trl["advantages"][number]
         assert not verl["response_mask"][number].any() and not verl["advantages"][number].any()
@@ -222,15 +222,15 @@ def test_failed_and_flagged_members_weigh_nothing_anywhere(
 
 
 @quick
-@given(batches, ways)
-def test_a_dataset_has_a_row_for_each_completion_by_generation_index(
-    records: list[PromptGroupRecord], way: Advantages
+@given(batches, option_sets)
+def test_dataset_has_one_row_per_completion_in_the_order_of_generation_indices(
+    records: list[PromptGroupRecord], options: Advantages
 ) -> None:
-    rows, wanted = list(to_dataset(records, way)), expected(records, way)
+    rows, wanted = list(to_dataset(records, options)), expected(records, options)
     keys = [(record.prompt_idx, one.generation_index) for record in records for one in record.completions]
     assert [(row["prompt_idx"], row["generation_index"]) for row in rows] == keys
     completions = [completion for record in records for completion in record.completions]
-    audits = [member for record in records for member in way.audit(record).members]
+    audits = [member for record in records for member in options.audit(record).members]
     for row, one, completion, audit in zip(rows, wanted, completions, audits, strict=True):
         assert row["token_ids"] == one.prompt + one.rest and row["prompt_length"] == len(one.prompt)
         assert row["logprobs"] == [0.0] * len(one.prompt) + one.logprobs
@@ -245,19 +245,19 @@ def test_a_dataset_has_a_row_for_each_completion_by_generation_index(
 
 
 def one_group(*completions: Completion, prompt_idx: int = 0, **more: Any) -> PromptGroupRecord:
-    prompt = [said("user", [5, 6])]
+    prompt = [message("user", [5, 6])]
     return PromptGroupRecord(prompt_idx, prompt, None, {"task_name": "toy"}, list(completions), {}, **more)
 
 
-def answer(*token_ids: int, reward: float = 0.0, **more: Any) -> Completion:
-    log = [said("user", [5, 6]), said("assistant", token_ids, [-0.5] * len(token_ids))]
+def completion_of(*token_ids: int, reward: float = 0.0, **more: Any) -> Completion:
+    log = [message("user", [5, 6]), message("assistant", token_ids, [-0.5] * len(token_ids))]
     return Completion(log, None, False, reward, **more)
 
 
-def test_a_dataset_survives_a_parquet_file(tmp_path: Path) -> None:
+def test_dataset_is_unchanged_after_writing_and_reading_parquet(tmp_path: Path) -> None:
     records = [
-        one_group(answer(7, 8, reward=1.0), answer(9, reward=0.0), weight_versions=(3, 4)),
-        one_group(answer(7, reward=0.5), prompt_idx=1),
+        one_group(completion_of(7, 8, reward=1.0), completion_of(9, reward=0.0), weight_versions=(3, 4)),
+        one_group(completion_of(7, reward=0.5), prompt_idx=1),
     ]
     made = to_dataset(records, Advantages(leave_one_out=True))
     made.to_parquet(tmp_path / "groups.parquet")
@@ -275,16 +275,20 @@ def test_a_dataset_survives_a_parquet_file(tmp_path: Path) -> None:
     assert json.loads(first["metadata"]) == {"task_name": "toy"}
 
 
-def test_advantages_are_normalized_where_that_is_asked_for() -> None:
-    records = [one_group(answer(7, reward=1.0), answer(8), answer(9), answer(10, reward=1.0))]
+def test_advantages_are_normalized_on_request() -> None:
+    records = [
+        one_group(
+            completion_of(7, reward=1.0), completion_of(8), completion_of(9), completion_of(10, reward=1.0)
+        )
+    ]
     std = 0.5773502691896257
     assert trl_batch(records, PAD)["advantages"].tolist() == [0.5, -0.5, -0.5, 0.5]
     normalized = trl_batch(records, PAD, Advantages(normalize=True))["advantages"].tolist()
     assert normalized == pytest.approx([0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std])
 
 
-def test_one_who_is_compared_with_nobody_does_not_train() -> None:
-    records = [one_group(answer(7, reward=1.0))]
+def test_single_member_does_not_train_with_leave_one_out() -> None:
+    records = [one_group(completion_of(7, reward=1.0))]
     alone = Advantages(leave_one_out=True)
     assert not trl_batch(records, PAD, alone)["tool_mask"].any()
     assert not verl_batch(records, PAD, alone)["response_mask"].any()
@@ -292,39 +296,41 @@ def test_one_who_is_compared_with_nobody_does_not_train() -> None:
 
 
 @pytest.mark.parametrize("adapter", [trl_batch, verl_batch])
-def test_a_member_that_does_not_begin_with_the_prompt_is_refused(adapter: Any) -> None:
-    stray = Completion([said("user", [5, 7]), said("assistant", [8], [-0.5])], None, False, 0.0, 0, None, 4)
-    short = Completion([said("user", [5])], None, False, 0.0, 0, None, 4)
+def test_member_whose_tokens_do_not_begin_with_the_prompt_is_refused(adapter: Any) -> None:
+    stray = Completion(
+        [message("user", [5, 7]), message("assistant", [8], [-0.5])], None, False, 0.0, 0, None, 4
+    )
+    short = Completion([message("user", [5])], None, False, 0.0, 0, None, 4)
     for other in (stray, short):
         with pytest.raises(ValueError, match=r"prompt_idx=2 generation_index=4: .* do not begin"):
-            adapter([one_group(answer(7), other, prompt_idx=2)], PAD)
+            adapter([one_group(completion_of(7), other, prompt_idx=2)], PAD)
 
 
 @pytest.mark.parametrize("adapter", [trl_batch, verl_batch])
-def test_completions_without_any_token_still_have_a_column(adapter: Any) -> None:
-    batch = adapter([one_group(answer(reward=1.0), answer())], PAD)
+def test_completions_without_tokens_still_have_one_column(adapter: Any) -> None:
+    batch = adapter([one_group(completion_of(reward=1.0), completion_of())], PAD)
     names = {"completion_ids", "completion_mask", "tool_mask", "responses", "response_mask", "advantages"}
     assert {tuple(batch[name].shape) for name in names & batch.keys()} <= {(2, 1), (2,)}
 
 
 @pytest.mark.parametrize("adapter", [trl_batch, verl_batch])
-def test_groups_without_log_probabilities_are_warned_of_once(
+def test_one_warning_names_all_groups_without_log_probabilities(
     adapter: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    untold = Completion([said("user", [5, 6]), said("assistant", [7])], None, False, 0.0)
-    adapter([one_group(untold), one_group(untold)], PAD)
-    assert len(caplog.records) == 1 and "nothing of 2 of 2 groups" in caplog.text
+    without_logprobs = Completion([message("user", [5, 6]), message("assistant", [7])], None, False, 0.0)
+    adapter([one_group(without_logprobs), one_group(without_logprobs)], PAD)
+    assert len(caplog.records) == 1 and "2 of 2 groups cannot be trained on" in caplog.text
 
 
 def test_every_field_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs/train_on_rollouts.md").read_text()
-    records = [one_group(answer(7), answer(8))]
+    records = [one_group(completion_of(7), completion_of(8))]
     batches = (nemo_rl_batch(records), trl_batch(records, PAD), verl_batch(records, PAD))
     fields = {name for batch in batches for name in batch} | set(to_dataset(records).column_names)
     assert {name for name in fields if f"`{name}`" not in page} == set()
 
 
-def test_a_missing_package_is_named_with_its_remedy() -> None:
+def test_error_for_a_missing_package_says_how_to_install_it() -> None:
     code = """
 import sys
 sys.modules["datasets"] = None
@@ -335,11 +341,11 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.startswith("ConfigError a Hugging Face dataset needs the package datasets")
+    assert shown.startswith("ConfigError to_dataset needs the package datasets")
     assert shown.strip().endswith("install it with: pip install datasets")
 
 
-def test_the_adapters_import_without_what_is_an_extra() -> None:
+def test_adapters_can_be_imported_without_optional_packages() -> None:
     code = """
 import sys
 for name in ("torch", "transformers", "datasets"):

@@ -1,4 +1,4 @@
-"""When rows fail: what is sent again, what the group becomes, who counts."""
+"""Failed rows: which rows are sent again, and what happens to the group."""
 
 import asyncio
 import logging
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.torch
 FORMS = pytest.mark.parametrize("form", [Streaming, Batch])
 
 
-class Waits:
-    """Notes how long would be waited."""
+class RecordedSleep:
+    """Records the delays instead of sleeping."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -46,42 +46,42 @@ def row_attempts(count: int) -> RolloutRetryPolicy:
     return RolloutRetryPolicy(1, 1, max_gym_row_attempts=count, backoff_base_s=0.5)
 
 
-def test_rows_that_an_outage_left_without_result_are_sent_again_and_no_others() -> None:
+def test_only_rows_without_a_result_are_sent_again_after_an_outage() -> None:
     handle = Scripted(([1], ConnectionError("gone")), ([2, 0], None))
-    stats, waits = RolloutStats(), Waits()
-    record = play_group(handle, 3, retry_policy=row_attempts(3), stats=stats, sleep=waits)
+    stats, sleep = RolloutStats(), RecordedSleep()
+    record = play_group(handle, 3, retry_policy=row_attempts(3), stats=stats, sleep=sleep)
     assert handle.dispatches == [[0, 1, 2], [0, 2]]
     assert len(record.completions) == 3
     assert stats.as_metrics()["rollout/gym_row_redispatch_total"] == 2.0
-    assert waits.seconds == [0.5]
+    assert sleep.seconds == [0.5]
 
 
-def test_short_stream_is_an_outage_too() -> None:
-    handle, stats, waits = Scripted(([1], None), ([], None), ([0], None)), RolloutStats(), Waits()
-    play_group(handle, 2, retry_policy=row_attempts(3), stats=stats, sleep=waits)
+def test_short_stream_counts_as_an_outage() -> None:
+    handle, stats, sleep = Scripted(([1], None), ([], None), ([0], None)), RolloutStats(), RecordedSleep()
+    play_group(handle, 2, retry_policy=row_attempts(3), stats=stats, sleep=sleep)
     assert handle.dispatches == [[0, 1], [0], [0]]
     assert stats.gym_row_redispatches == 2
-    assert waits.seconds == [0.5, 1.0]
+    assert sleep.seconds == [0.5, 1.0]
 
 
-def test_batch_that_fails_is_sent_again_whole() -> None:
-    tries: list[int] = []
+def test_failed_batch_is_sent_again_completely() -> None:
+    played: list[int] = []
 
-    async def second_time(row: Row) -> dict[str, Any]:
-        tries.append(row["_rowidx"])
-        if len(tries) == 1:
+    async def fails_once(row: Row) -> dict[str, Any]:
+        played.append(row["_rowidx"])
+        if len(played) == 1:
             raise TimeoutError("slow")
         return await well(row)
 
-    handle = Batch(second_time)
-    play_group(handle, 2, retry_policy=row_attempts(2), sleep=Waits())
+    handle = Batch(fails_once)
+    play_group(handle, 2, retry_policy=row_attempts(2), sleep=RecordedSleep())
     assert handle.dispatches == [[0, 1], [0, 1]]
 
 
-def test_last_outage_is_told_when_the_tries_are_used_up() -> None:
+def test_last_outage_is_raised_when_the_attempts_are_used_up() -> None:
     handle = Scripted(([], ConnectionError("first")), ([], ConnectionResetError("second")))
     with pytest.raises(ConnectionResetError, match="second"):
-        play_group(handle, retry_policy=row_attempts(2), sleep=Waits())
+        play_group(handle, retry_policy=row_attempts(2), sleep=RecordedSleep())
 
 
 def test_without_a_policy_rows_are_sent_once() -> None:
@@ -94,10 +94,10 @@ def test_without_a_policy_rows_are_sent_once() -> None:
 @pytest.mark.parametrize(
     "error", [RolloutDataFailure("refused"), AssertionError("tokens"), ValueError("none")]
 )
-def test_failure_that_would_come_again_is_not_tried_again(error: Exception) -> None:
+def test_data_failure_is_not_retried(error: Exception) -> None:
     handle = Scripted(([0], error))
     with pytest.raises(type(error)):
-        play_group(handle, retry_policy=row_attempts(3), sleep=Waits())
+        play_group(handle, retry_policy=row_attempts(3), sleep=RecordedSleep())
     assert handle.dispatches == [[0, 1]]
 
 
@@ -107,22 +107,24 @@ def test_configuration_error_ends_the_run_although_an_unknown_host_caused_it(rul
     error.__cause__ = ConnectionError("no such host")
     handle = Streaming(broken(0, error=error))
     with pytest.raises(RolloutConfigurationError):
-        play_group(handle, retry_policy=row_attempts(3), sleep=Waits(), integrity=GroupIntegrity(rule))
+        play_group(
+            handle, retry_policy=row_attempts(3), sleep=RecordedSleep(), integrity=GroupIntegrity(rule)
+        )
     assert len([row for rows in handle.dispatches for row in rows if row == 0]) == 1
 
 
 def test_row_that_is_not_in_the_second_dispatch_is_refused() -> None:
     handle = Scripted(([1], ConnectionError("gone")), ([0, 1], None))
-    with pytest.raises(ValueError, match="row 1, which is not among rows 0"):
-        play_group(handle, retry_policy=row_attempts(3), sleep=Waits())
+    with pytest.raises(ValueError, match="returned row 1; expected one of rows 0"):
+        play_group(handle, retry_policy=row_attempts(3), sleep=RecordedSleep())
 
 
-def test_outage_after_the_last_row_costs_nothing() -> None:
+def test_outage_after_the_last_row_is_ignored() -> None:
     handle = Scripted(([0, 1], ConnectionError("gone")))
     assert len(play_group(handle).completions) == 2
 
 
-def test_limit_of_time_holds_for_all_tries_together() -> None:
+def test_timeout_covers_all_attempts_together() -> None:
     async def slow_outage(row: Row) -> dict[str, Any]:
         await asyncio.sleep(0.03)
         raise ConnectionError("gone")
@@ -152,7 +154,7 @@ def test_one_failed_row_fails_the_group_and_cancels_the_others(form: type[Handle
     handle = form(play)
     with pytest.raises(AssertionError, match="non-contiguous"):
         play_group(handle, 3)
-    if form is Streaming:  # a coroutine of somebody else ends its rows as it likes
+    if form is Streaming:  # the manager does not control the rows of a batch
         assert sorted(handle.cancelled) == [0, 2]
 
 
@@ -161,7 +163,7 @@ def shrunk(play: Any, form: type[Handle] = Streaming, n: int = 3, **options: Any
 
 
 @FORMS
-def test_shrunk_group_is_those_whose_tokens_hold(
+def test_shrunk_group_has_the_rows_that_succeeded(
     form: type[Handle], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -172,7 +174,7 @@ def test_shrunk_group_is_those_whose_tokens_hold(
     assert "prompt_idx=7 traj_idx=1" in caplog.text
 
 
-def test_numbers_of_a_shrunk_group_are_those_of_its_members() -> None:
+def test_metrics_of_a_shrunk_group_cover_its_members() -> None:
     metrics = shrunk(broken(0)).rollout_metrics
     assert metrics["failed_members"] == 1
     assert metrics["total_reward/mean"] == 1.5
@@ -180,7 +182,7 @@ def test_numbers_of_a_shrunk_group_are_those_of_its_members() -> None:
     assert metrics["timing/rollout/await_results"] == 0.25
 
 
-def test_masked_member_keeps_its_place_with_the_prompt_and_no_vote() -> None:
+def test_masked_member_keeps_its_place_and_does_not_vote() -> None:
     record = play_group(Streaming(broken(0)), 3, integrity=GroupIntegrity("mask"))
     first = record.completions[0]
     assert first.failure == record.failures[0] == "AssertionError: non-contiguous history"
@@ -200,19 +202,19 @@ def test_group_without_failure_is_the_same_under_every_rule(rule: Any) -> None:
     assert plain.rollout_metrics.keys() == other.rollout_metrics.keys()
 
 
-def test_group_with_too_few_left_fails_with_the_first_failure() -> None:
+def test_group_with_too_few_members_fails_with_the_first_failure() -> None:
     with pytest.raises(RolloutDataFailure, match="refused"):
         shrunk(broken(1, 2, error=RolloutDataFailure("refused")))
 
 
-def test_result_that_cannot_be_used_is_the_failure_of_its_row_alone() -> None:
+def test_unusable_result_fails_only_its_row() -> None:
     async def play(row: Row) -> dict[str, Any]:
         return result(reward=1.0, reward_components={"a": 1.0 if row["_rowidx"] else 0.0})
 
     assert list(shrunk(play).failures) == [0]
 
 
-def test_row_that_hangs_is_the_timeout_of_its_row_alone() -> None:
+def test_row_that_hangs_times_out_alone() -> None:
     async def play(row: Row) -> dict[str, Any]:
         await asyncio.sleep(10 if row["_rowidx"] == 2 else 0)
         return result()
@@ -222,20 +224,27 @@ def test_row_that_hangs_is_the_timeout_of_its_row_alone() -> None:
     assert record.failures[2].startswith("RolloutTimeout: row 2")
 
 
-@pytest.mark.parametrize(("row_tries", "member_tries"), [(3, 1), (1, 3), (2, 3)])
-def test_row_apart_is_tried_as_often_as_the_larger_budget_says(row_tries: int, member_tries: int) -> None:
+@pytest.mark.parametrize(("max_row_attempts", "member_attempts"), [(3, 1), (1, 3), (2, 3)])
+def test_row_is_sent_as_often_as_the_larger_budget_allows(
+    max_row_attempts: int, member_attempts: int
+) -> None:
     stats = RolloutStats()
     handle = Streaming(broken(1, error=GymTransportError("gone")))
-    integrity = GroupIntegrity("shrink", member_attempts=member_tries)
+    integrity = GroupIntegrity("shrink", member_attempts=member_attempts)
     record = play_group(
-        handle, 3, integrity=integrity, retry_policy=row_attempts(row_tries), stats=stats, sleep=Waits()
+        handle,
+        3,
+        integrity=integrity,
+        retry_policy=row_attempts(max_row_attempts),
+        stats=stats,
+        sleep=RecordedSleep(),
     )
     assert sorted(handle.dispatches) == [[0], [1], [1], [1], [2]]
     assert stats.gym_row_redispatches == 2
     assert record.failures == {1: "GymTransportError: gone"}
 
 
-def test_times_of_rows_apart_are_the_longest_wait_and_all_the_work() -> None:
+def test_timings_of_concurrent_rows_are_the_longest_wait_and_the_sum_of_the_processing() -> None:
     def timing(wait: float, work: float) -> dict[str, float]:
         return {"t/await_results": wait, "t/postprocess_results": work, "t/postprocess_results_pct": 99.0}
 

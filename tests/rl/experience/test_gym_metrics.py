@@ -1,4 +1,4 @@
-"""Numbers of groups on the Gym path."""
+"""Metrics of groups on the Gym path."""
 
 import json
 import math
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 def completion(env_extras: Any, *turns: tuple[int, int], **fields: Any) -> Completion:
-    """With this many tokens read and sampled in each turn."""
+    """A completion with these numbers of tokens read and sampled per turn."""
     log: list[dict[str, Any]] = []
     for read, sampled in turns or ((2, 1),):
         log.append({"role": "user", "content": "", "token_ids": torch.ones(read, dtype=torch.int64)})
@@ -23,7 +23,7 @@ def completion(env_extras: Any, *turns: tuple[int, int], **fields: Any) -> Compl
     return Completion(log, env_extras, **settings)
 
 
-def test_numbers_of_the_environment_are_those_that_the_first_answer_has() -> None:
+def test_environment_metrics_are_the_numbers_of_the_first_result() -> None:
     first = {"reward": 1, "solved": True, "steps": 4, "note": "x"}
     metrics = gym_metrics([completion(first), completion({"reward": 0, "solved": False, "extra": 9})], "calc")
     assert metrics["calc/solved/mean"] == 0.5
@@ -33,7 +33,7 @@ def test_numbers_of_the_environment_are_those_that_the_first_answer_has() -> Non
     assert not [key for key in metrics if key.startswith(("calc/note", "calc/extra"))]
 
 
-def test_whole_answers_are_a_table_of_compact_json() -> None:
+def test_results_become_a_table_of_compact_json() -> None:
     first = {"reward": 1, "solved": True, "steps": 4, "note": "x"}
     table = gym_metrics([completion(first), completion({"reward": 0})], "calc")["calc/full_result"]
     assert table == {
@@ -57,7 +57,7 @@ def test_tokens_and_turns_are_counted_by_message() -> None:
     assert (metrics["truncation_rate"], metrics["natural_termination_rate"]) == (0.5, 0.5)
 
 
-def test_the_metrics_of_a_group_have_exactly_the_published_keys_and_the_added_ones() -> None:
+def test_group_metrics_have_exactly_the_published_and_the_added_keys() -> None:
     metrics = gym_metrics([completion({"reward": 1, "note": "x"})], "calc")
     six = ("mean", "max", "min", "median", "stddev", "histogram")
     keyed = ("total_reward", "turns_per_sample", "total_tokens_per_sample", "gen_tokens_per_sample")
@@ -70,7 +70,7 @@ def test_the_metrics_of_a_group_have_exactly_the_published_keys_and_the_added_on
     assert set(metrics) == published | added
 
 
-def test_members_that_failed_count_nowhere() -> None:
+def test_failed_members_are_not_counted() -> None:
     failed = completion(None, (2, 0), reward=0.0, failure="GymTransportError: gone")
     metrics = gym_metrics([failed, completion({"reward": 1}, reward=1.0)], "calc")
     assert metrics["total_reward/mean"] == metrics["calc/reward/mean"] == 1.0

@@ -1,4 +1,4 @@
-"""Groups through a Gym handle: rows, order, completions, the record."""
+"""Groups on the Gym path: rows, order, completions, the record."""
 
 import asyncio
 import copy
@@ -45,7 +45,7 @@ def rows_of(row_params: dict[str, Any], **fields: Any) -> tuple[Any, list[Row]]:
     return prompt, implementation(Handle())._build_inputs(prompt)
 
 
-def test_rows_get_the_sampling_of_the_configuration_and_the_prompt_keeps_its_own() -> None:
+def test_rows_get_the_sampling_settings_of_the_configuration_and_the_prompt_is_unchanged() -> None:
     prompt, rows = rows_of({"temperature": 0.1, "max_output_tokens": 64}, expected="4")
     assert [row["_rowidx"] for row in rows] == [0, 1]
     for row in rows:
@@ -58,19 +58,19 @@ def test_rows_get_the_sampling_of_the_configuration_and_the_prompt_keeps_its_own
 
 
 @pytest.mark.parametrize(("given_limit", "expected"), [({"max_output_tokens": 16}, 16), ({}, 32)])
-def test_shorter_limit_of_the_row_stays(given_limit: dict[str, int], expected: int) -> None:
+def test_smaller_token_limit_of_the_row_is_kept(given_limit: dict[str, int], expected: int) -> None:
     rows = rows_of(given_limit)[1]
     assert [row["responses_create_params"]["max_output_tokens"] for row in rows] == [expected] * 2
 
 
-def test_rows_share_nothing() -> None:
+def test_rows_are_independent_copies() -> None:
     prompt, rows = rows_of({})
     rows[0]["responses_create_params"]["input"].append("more")
     assert len(rows[1]["responses_create_params"]["input"]) == 1
     assert len(prompt["extra_env_info"]["responses_create_params"]["input"]) == 1
 
 
-def test_rows_of_a_seeded_run_have_seeds_that_are_always_the_same() -> None:
+def test_rows_of_a_seeded_run_have_reproducible_seeds() -> None:
     def seeds(seed: int, idx: int) -> list[int]:
         rows = implementation(Handle(), seed=seed)._build_inputs(sample(idx))
         return [row["responses_create_params"]["seed"] for row in rows]
@@ -88,17 +88,17 @@ def test_rows_of_a_seeded_run_have_seeds_that_are_always_the_same() -> None:
         ({"stop_token_ids": [2], "top_k": 5}, "stop_token_ids"),
     ],
 )
-def test_sampling_that_rows_cannot_say_is_refused(changes: dict[str, Any], named: str) -> None:
+def test_sampling_settings_that_rows_cannot_carry_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(AssertionError, match=named):
         implementation(Handle(), generation_config={**CONFIG, **changes})
 
 
-def test_turn_limit_is_refused_even_one_turn() -> None:
+def test_turn_limit_is_refused_even_if_it_is_one() -> None:
     with pytest.raises(AssertionError, match="max_rollout_turns"):
         implementation(Handle(), max_rollout_turns=1)
 
 
-def test_sampling_that_is_off_is_accepted_and_an_absent_setting_is_not() -> None:
+def test_disabled_sampling_settings_are_accepted_and_missing_ones_are_not() -> None:
     implementation(Handle(), generation_config={**CONFIG, "top_k": 0, "stop_token_ids": []})
     without = {key: value for key, value in CONFIG.items() if key != "top_k"}
     with pytest.raises(KeyError, match="top_k"):
@@ -106,7 +106,7 @@ def test_sampling_that_is_off_is_accepted_and_an_absent_setting_is_not() -> None
 
 
 @FORMS
-def test_record_holds_the_completions_in_row_order(form: type[Handle]) -> None:
+def test_record_has_the_completions_in_row_order(form: type[Handle]) -> None:
     done = [asyncio.Event() for _ in range(4)]
     done[3].set()
 
@@ -127,7 +127,7 @@ def test_record_holds_the_completions_in_row_order(form: type[Handle]) -> None:
     assert record.rollout_metrics["timing/rollout/await_results"] == 0.25
 
 
-def test_record_shows_the_prompt_that_the_policy_read() -> None:
+def test_record_has_the_prompt_that_the_policy_read() -> None:
     prompt = sample()
     record = asyncio.run(implementation(Streaming()).run_rollout(prompt))
     assert [message["token_ids"].tolist() for message in record.prompt] == [[11, 12]]
@@ -144,7 +144,7 @@ def test_sample_of_the_caller_is_not_changed() -> None:
     assert len(prompt["message_log"]) == 1
 
 
-def test_groups_played_at_the_same_time_do_not_mix() -> None:
+def test_concurrent_groups_do_not_mix() -> None:
     async def echo(row: Row) -> dict[str, Any]:
         await asyncio.sleep(0.001 * (row["number"] % 3))
         return result(reward=row["number"])
@@ -165,19 +165,19 @@ def test_repeated_row_is_refused() -> None:
 
 @pytest.mark.parametrize("rowidx", [2, -1, "1", None, True, 1.0])
 def test_row_that_was_not_sent_is_refused(rowidx: Any) -> None:
-    with pytest.raises(ValueError, match=r"not among rows 0, 1"):
+    with pytest.raises(ValueError, match=r"expected one of rows 0, 1"):
         play_group(Scripted(([0, rowidx], None)))
 
 
-def test_rows_that_never_came_are_named() -> None:
-    with pytest.raises(GymTransportError, match="without rows 1, 2") as caught:
+def test_error_names_rows_without_a_result() -> None:
+    with pytest.raises(GymTransportError, match="no result for rows 1, 2") as caught:
         play_group(Scripted(([0], None)), 3)
     assert isinstance(caught.value, RuntimeError)
     assert caught.value.__notes__ == ["in the group of prompt_idx=7"]
 
 
-class OfAnotherLength(Handle):
-    """A coroutine that gives so many results."""
+class FixedCount(Handle):
+    """Returns a fixed number of results, whatever was sent."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -188,14 +188,14 @@ class OfAnotherLength(Handle):
 
 
 def test_batch_with_too_few_or_too_many_results_is_refused() -> None:
-    with pytest.raises(GymTransportError, match="without rows 1"):
-        play_group(OfAnotherLength(1))
+    with pytest.raises(GymTransportError, match="no result for rows 1"):
+        play_group(FixedCount(1))
     with pytest.raises(ValueError, match="3 results for 2 rows"):
-        play_group(OfAnotherLength(3))
+        play_group(FixedCount(3))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_batch_that_gives_results_alone_is_told_what_is_expected(n: int) -> None:
+def test_batch_without_timing_is_refused_with_the_expected_form(n: int) -> None:
     class WithoutTiming(Handle):
         async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
             return [result() for _ in rows]
@@ -205,7 +205,7 @@ def test_batch_that_gives_results_alone_is_told_what_is_expected(n: int) -> None
 
 
 class Reference:
-    """What Ray gives in place of a value."""
+    """Like a Ray object reference: awaiting it gives the value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -216,7 +216,7 @@ class Reference:
 
 
 class RemoteStream:
-    """A Ray actor's method that is a generator."""
+    """Like a Ray actor whose method is a generator."""
 
     class run_rollouts:
         @staticmethod
@@ -226,7 +226,7 @@ class RemoteStream:
 
 
 class RemoteBatch:
-    """A Ray actor's method that gives all at once."""
+    """Like a Ray actor whose method returns all results at once."""
 
     class run_rollouts:
         @staticmethod
@@ -235,20 +235,20 @@ class RemoteBatch:
 
 
 @pytest.mark.parametrize("handle", [RemoteStream(), RemoteBatch()])
-def test_handle_may_be_an_actor_whose_values_are_references(handle: Any) -> None:
+def test_handle_may_be_a_ray_actor_that_returns_references(handle: Any) -> None:
     record = play_group(handle)
     assert [completion.reward for completion in record.completions] == [0.0, 1.0]
 
 
-def test_without_a_gym_the_known_environments_are_named() -> None:
+def test_error_without_a_gym_environment_names_the_known_tasks() -> None:
     tokenizer: Any = ToyTokenizer()
     impl = AsyncNemoGymRolloutImpl(tokenizer, {"math": object()}, 2, 16, CONFIG)
-    with pytest.raises(ValueError, match=r"'nemo_gym'; there are 'math'"):
+    with pytest.raises(ValueError, match=r"'nemo_gym'; known tasks: 'math'"):
         asyncio.run(impl.run_rollout(sample()))
 
 
 @pytest.mark.parametrize("missing", ["idx", "agent_ref"])
-def test_prompt_without_what_is_needed_is_refused_before_anything_is_played(missing: str) -> None:
+def test_prompt_without_a_required_key_is_refused_before_a_row_is_played(missing: str) -> None:
     prompt, handle = sample(), Streaming()
     prompt.pop(missing, None)
     prompt["extra_env_info"].pop(missing, None)
@@ -257,7 +257,7 @@ def test_prompt_without_what_is_needed_is_refused_before_anything_is_played(miss
     assert not handle.dispatches
 
 
-def test_prompt_without_a_row_is_told_where_it_belongs() -> None:
+def test_error_for_a_prompt_without_a_row_names_extra_env_info() -> None:
     prompt, handle = sample(), Streaming()
     prompt["extra_env_info"] = None
     with pytest.raises(ValueError, match="extra_env_info") as refused:
@@ -266,21 +266,21 @@ def test_prompt_without_a_row_is_told_where_it_belongs() -> None:
     assert not handle.dispatches
 
 
-def test_handle_is_given_the_tokenizer_and_the_prefix_of_times() -> None:
-    given: list[Any] = []
+def test_handle_gets_the_tokenizer_and_the_timer_prefix() -> None:
+    received: list[Any] = []
 
-    class Noting(Batch):
+    class Recording(Batch):
         async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
-            given.append((tokenizer, timer_prefix))
+            received.append((tokenizer, timer_prefix))
             return await super().run_rollouts(rows, tokenizer, timer_prefix)
 
-    impl = implementation(Noting())
+    impl = implementation(Recording())
     asyncio.run(impl.run_rollout(sample()))
-    assert given == [(impl.tokenizer, "timing/rollout")]
+    assert received == [(impl.tokenizer, "timing/rollout")]
 
 
 @FORMS
-def test_numbers_of_a_group_are_those_of_its_completions_and_its_times(form: type[Handle]) -> None:
+def test_group_metrics_are_those_of_its_completions_and_its_timings(form: type[Handle]) -> None:
     record = play_group(form())
     times = {
         f"timing/rollout/{kind}" for kind in ("total", "run_rollouts", "compute_metrics", "await_results")
@@ -288,7 +288,7 @@ def test_numbers_of_a_group_are_those_of_its_completions_and_its_times(form: typ
     assert set(record.rollout_metrics) == {*gym_metrics(record.completions, "calc"), *times}
 
 
-def test_times_of_the_handle_have_the_last_word() -> None:
+def test_timings_of_the_handle_override_other_metrics() -> None:
     class Timing(Handle):
         async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
             return [result() for _ in rows], {"total_reward/mean": 99.0}
@@ -298,7 +298,7 @@ def test_times_of_the_handle_have_the_last_word() -> None:
     assert metrics["total_reward/mean"] == 99.0
 
 
-def test_times_of_all_dispatches_of_a_group_are_added() -> None:
+def test_timings_of_all_dispatches_of_a_group_are_added() -> None:
     class Retimed(Handle):
         async def run_rollouts(self, rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
             self.note(rows)
@@ -320,7 +320,7 @@ def test_times_of_all_dispatches_of_a_group_are_added() -> None:
     assert metrics["timing/rollout/postprocess_results_pct"] == pytest.approx(100 * 3 / 14)
 
 
-def test_way_to_run_rows_of_somebodys_own_takes_the_published_arguments() -> None:
+def test_overridden_run_rollouts_gets_the_published_arguments() -> None:
     class Own(AsyncNemoGymRolloutImpl):
         async def _run_rollouts(self, inputs: Any, timer: Any, timer_prefix: str) -> Any:  # type: ignore[override]
             completions, metrics = await super()._run_rollouts(inputs, timer, timer_prefix)
@@ -332,16 +332,16 @@ def test_way_to_run_rows_of_somebodys_own_takes_the_published_arguments() -> Non
     assert [completion.reward for completion in record.completions] == [0.0, 1.0]
 
 
-def played_answer(max_seq_len: int) -> Any:
-    """Two turns, six tokens."""
+def two_turn_group(max_seq_len: int) -> Any:
+    """A group whose rollouts have two turns and six tokens."""
     tokens = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
     items = [
         {"type": "function_call", **dict(zip(tokens, ([5, 6], [7, 9], [-0.1, -0.2]), strict=True))},
         {"type": "message", **dict(zip(tokens, ([5, 6, 7, 9, 8], [4], [-0.3]), strict=True))},
     ]
-    answer = {"responses_create_params": {"input": []}, "response": {"output": items}, "reward": 1}
+    rollout = {"responses_create_params": {"input": []}, "response": {"output": items}, "reward": 1}
     return play_group(
-        Batch(lambda row: asyncio.sleep(0, gym_result(answer, ToyTokenizer()))), max_seq_len=max_seq_len
+        Batch(lambda row: asyncio.sleep(0, gym_result(rollout, ToyTokenizer()))), max_seq_len=max_seq_len
     )
 
 
@@ -351,12 +351,12 @@ def played_answer(max_seq_len: int) -> Any:
 def test_sequence_that_fills_the_context_exactly_counts_as_truncated(
     max_seq_len: int, truncated: bool, overflow_tokens: int
 ) -> None:
-    completion = played_answer(max_seq_len).completions[0]
+    completion = two_turn_group(max_seq_len).completions[0]
     assert (completion.truncated, completion.overflow_tokens) == (truncated, overflow_tokens)
 
 
-def test_turns_and_tokens_are_those_of_all_model_calls() -> None:
-    record = played_answer(16)
+def test_turns_and_tokens_are_counted_over_all_model_calls() -> None:
+    record = two_turn_group(16)
     assert [message["token_ids"].tolist() for message in record.prompt] == [[5, 6]]
     metrics = record.rollout_metrics
     assert metrics["turns_per_sample/mean"] == 2
@@ -365,7 +365,7 @@ def test_turns_and_tokens_are_those_of_all_model_calls() -> None:
     assert token_loss_mask(record.completions[0].message_log).tolist() == [0, 0, 1, 1, 0, 1]
 
 
-def test_result_may_hold_lists_and_tensors_of_any_type() -> None:
+def test_result_may_have_lists_and_tensors_of_any_type() -> None:
     log = [
         {"role": "user", "content": "", "token_ids": [11, 12]},
         {"role": "assistant", "content": "", "token_ids": torch.tensor([21.0]), "generation_logprobs": [-1]},
@@ -380,7 +380,7 @@ def test_result_may_hold_lists_and_tensors_of_any_type() -> None:
     assert log[0]["token_ids"] == [11, 12]
 
 
-def test_tensors_that_are_right_are_not_copied() -> None:
+def test_tensors_of_the_right_type_are_not_copied() -> None:
     raw = result()
     completion = implementation(Handle())._result_to_completion(raw)
     again = implementation(Handle())._result_to_completion({**raw, "message_log": completion.message_log})
@@ -388,13 +388,13 @@ def test_tensors_that_are_right_are_not_copied() -> None:
         assert before["token_ids"].data_ptr() == after["token_ids"].data_ptr()
 
 
-def test_answer_without_reward_is_a_key_error_and_one_without_value_a_failure() -> None:
+def test_missing_reward_is_a_key_error_and_nan_reward_a_data_failure() -> None:
     impl = implementation(Handle())
     without = result()
     del without["full_result"]["reward"]
     with pytest.raises(KeyError, match="reward"):
         impl._result_to_completion(without)
-    with pytest.raises(RolloutDataFailure, match="reward of nan"):
+    with pytest.raises(RolloutDataFailure, match="the reward nan"):
         impl._result_to_completion(result(reward=float("nan")))
 
 
@@ -408,7 +408,7 @@ def test_answer_without_reward_is_a_key_error_and_one_without_value_a_failure() 
         (float(torch.tensor(1000.1) + torch.tensor(0.7)), {"a": 1000.1, "b": 0.7}),
     ],
 )
-def test_reward_is_the_sum_of_its_components_but_for_rounding(reward: float, components: Any) -> None:
+def test_reward_is_the_sum_of_its_components_up_to_rounding(reward: float, components: Any) -> None:
     completion = implementation(Handle())._result_to_completion(result(reward, reward_components=components))
     assert completion.reward == reward
 
@@ -423,7 +423,7 @@ def test_reward_is_the_sum_of_its_components_but_for_rounding(reward: float, com
         (1000.8, {"a": 1000.1, "b": 0.71}),
     ],
 )
-def test_components_that_do_not_add_up_are_a_failure(reward: float, components: Any) -> None:
+def test_components_that_do_not_add_up_are_a_data_failure(reward: float, components: Any) -> None:
     with pytest.raises(RolloutDataFailure, match="do not add up"):
         implementation(Handle())._result_to_completion(result(reward, reward_components=components))
 
@@ -431,19 +431,19 @@ def test_components_that_do_not_add_up_are_a_failure(reward: float, components: 
 FLAGGED = {"mask_sample": True, "instance_config": {"mask_sample": True, "repo": "x"}}
 
 
-def test_flags_of_the_environment_stay_where_they_are_honoured() -> None:
+def test_flags_of_the_environment_are_kept_by_default() -> None:
     completion = implementation(Handle())._result_to_completion(result(**copy.deepcopy(FLAGGED)))
     assert is_flagged(completion.env_extras)
 
 
-def test_flags_that_are_not_honoured_are_taken_out_and_nothing_else() -> None:
+def test_only_the_flags_are_removed_if_masking_is_off() -> None:
     raw = result(**copy.deepcopy(FLAGGED))
     completion = implementation(Handle(), mask_env_flagged_samples=False)._result_to_completion(raw)
     assert completion.env_extras == {"reward": 1.0, "instance_config": {"repo": "x"}}
     assert completion.env_extras is raw["full_result"]
 
 
-def test_group_that_takes_too_long_is_a_timeout_and_its_rows_are_cancelled() -> None:
+def test_group_that_takes_too_long_times_out_and_its_rows_are_cancelled() -> None:
     async def hang(row: Row) -> dict[str, Any]:
         await asyncio.Event().wait()
         return result()
@@ -455,7 +455,7 @@ def test_group_that_takes_too_long_is_a_timeout_and_its_rows_are_cancelled() -> 
 
 
 @FORMS
-def test_cancelled_group_leaves_no_row_behind(form: type[Handle]) -> None:
+def test_cancelled_group_cancels_all_its_rows(form: type[Handle]) -> None:
     all_play = asyncio.Event()
 
     async def play(handle: Handle) -> None:
@@ -483,7 +483,7 @@ def managed(handle: Any, n: int = 2, **options: Any) -> RolloutManager:
     )
 
 
-def test_manager_plays_through_the_gym_when_told_so() -> None:
+def test_manager_plays_through_gym_if_use_nemo_gym_is_set() -> None:
     handle = Streaming()
     manager = managed(handle, seed=5)
     record = asyncio.run(manager.run_rollout(sample()))
@@ -495,7 +495,7 @@ def test_manager_plays_through_the_gym_when_told_so() -> None:
     ]
 
 
-def test_b3_manager_sends_rows_again_by_its_policy_and_counts_them() -> None:
+def test_b3_manager_sends_rows_again_and_counts_them() -> None:
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -511,14 +511,14 @@ def test_b3_manager_sends_rows_again_by_its_policy_and_counts_them() -> None:
 
 
 @pytest.mark.parametrize("is_honoured", [True, False])
-def test_manager_says_whether_flags_are_honoured(is_honoured: bool) -> None:
+def test_manager_option_decides_whether_flags_are_kept(is_honoured: bool) -> None:
     handle = Batch(lambda row: asyncio.sleep(0, result(**copy.deepcopy(FLAGGED))))
     manager = managed(handle, mask_env_flagged_samples=is_honoured)
     record = asyncio.run(manager.run_rollout(sample()))
     assert [is_flagged(completion.env_extras) for completion in record.completions] == [is_honoured] * 2
 
 
-def test_limit_and_rules_of_the_manager_are_those_of_its_groups() -> None:
+def test_timeouts_and_integrity_of_the_manager_apply_to_its_groups() -> None:
     async def hang(row: Row) -> dict[str, Any]:
         await asyncio.sleep(5 if row["_rowidx"] == 1 else 0)
         return await well(row)
@@ -533,7 +533,7 @@ def test_limit_and_rules_of_the_manager_are_those_of_its_groups() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(range(6)), st.sampled_from([Streaming, Batch]))
-def test_order_of_completions_is_that_of_rows_whatever_finishes_first(
+def test_completions_have_the_order_of_the_rows_whichever_finishes_first(
     order: list[int], form: type[Handle]
 ) -> None:
     async def in_order(row: Row) -> dict[str, Any]:

@@ -36,9 +36,9 @@ def test_arguments_of_the_other_implementation_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("implementation", BOTH)
-def test_argument_that_neither_knows_is_an_error_that_lists_the_known_ones(implementation: Any) -> None:
+def test_unknown_argument_is_an_error_that_lists_the_known_ones(implementation: Any) -> None:
     with pytest.raises(TypeError) as raised:
         implementation(**REQUIRED, max_rollout_turn=3)
-    told, _, known = str(raised.value).partition("; known: ")
-    assert told == f"{implementation.__name__}: unknown argument 'max_rollout_turn'"
+    message, _, known = str(raised.value).partition("; known: ")
+    assert message == f"{implementation.__name__}: unknown argument 'max_rollout_turn'"
     assert set(known.split(", ")) == parameters(AsyncRolloutImpl) | parameters(AsyncNemoGymRolloutImpl)

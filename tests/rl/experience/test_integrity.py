@@ -1,4 +1,4 @@
-"""Who votes in a group's baseline."""
+"""Which members of a group train, and which vote in its baseline."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def group(*members: Completion, **rules: Any) -> PromptGroupRecord:
     return PromptGroupRecord(3, [], None, {}, list(members), {}, GroupIntegrity(**rules), failures)
 
 
-def test_in_a_whole_group_everybody_votes_and_trains() -> None:
+def test_all_members_of_a_group_without_failures_vote_and_train() -> None:
     audit = advantage_audit(group(member(1), member(0), member(0), member(1)))
     assert audit.baseline == 0.5 and audit.std == pytest.approx(0.57735, abs=1e-5)
     assert audit.advantages == [0.5, -0.5, -0.5, 0.5]
@@ -42,7 +42,7 @@ def test_a_masked_or_failed_member_never_votes(out: Completion) -> None:
     assert mask_reason(out) in audit.members[1].reason
 
 
-def test_the_published_baseline_lets_flagged_members_vote_but_not_failed_ones() -> None:
+def test_legacy_baseline_counts_flagged_members_but_not_failed_ones() -> None:
     members = (member(1), member(0, FLAG_ON_TOP), member(0, failure="x"))
     audit = advantage_audit(group(*members, legacy_baseline=True))
     assert audit.baseline == 0.5
@@ -51,37 +51,37 @@ def test_the_published_baseline_lets_flagged_members_vote_but_not_failed_ones() 
     assert "all but failed" in audit.rule
 
 
-def test_a_flag_must_be_true_itself() -> None:
+def test_flag_must_be_exactly_true() -> None:
     assert not is_flagged(None) and not is_flagged({})
     assert not is_flagged({"mask_sample": False, "instance_config": {"mask_sample": 0}})
     assert not is_flagged({"instance_config": "mask_sample"})
 
 
-def test_leaving_one_out_compares_with_the_others() -> None:
+def test_leave_one_out_compares_a_member_with_the_others() -> None:
     audit = advantage_audit(group(member(1), member(0), member(0)), leave_one_out=True)
     assert audit.advantages == [1.0, -0.5, -0.5]
     assert [one.baseline for one in audit.members] == [0.0, 0.5, 0.5]
 
 
-def test_one_alone_has_nothing_to_be_compared_with() -> None:
+def test_single_voting_member_does_not_train_with_leave_one_out() -> None:
     audit = advantage_audit(group(member(1), member(0, failure="x")), leave_one_out=True)
     assert audit.advantages == [0.0, 0.0] and not audit.members[0].trains
     assert "nothing to compare" in audit.members[0].reason
 
 
-def test_where_nobody_can_vote_there_is_no_baseline_and_nothing_to_train() -> None:
+def test_without_voting_members_there_is_no_baseline_and_no_training() -> None:
     audit = advantage_audit(group(member(0, failure="x"), member(0, FLAG_ON_TOP)))
     assert audit.baseline is None and audit.std is None and audit.advantages == [0.0, 0.0]
     assert "baseline none" in audit.lines()[0]
 
 
-def test_normalized_advantages_have_the_spread_of_one_and_equal_rewards_none() -> None:
+def test_normalized_advantages_are_divided_by_the_deviation_unless_it_is_zero() -> None:
     audit = advantage_audit(group(member(1), member(0), member(0), member(1)), normalize=True)
     assert audit.advantages[0] == pytest.approx(0.5 / 0.57735, abs=1e-4)
     assert advantage_audit(group(member(1), member(1)), normalize=True).advantages == [0.0, 0.0]
 
 
-def test_who_is_not_in_a_shrunk_group_is_told_with_the_reason() -> None:
+def test_audit_lists_absent_members_with_the_reason() -> None:
     record = group(member(1), member(0))
     record.completions[1].generation_index = 2
     record.failures = {1: "GenerationUnavailable: gone"}
@@ -103,9 +103,7 @@ MEMBERS = st.lists(
 
 
 @given(MEMBERS, st.booleans())
-def test_what_a_masked_member_got_changes_nobodys_advantage(
-    members: list[Completion], normalize: bool
-) -> None:
+def test_reward_of_a_masked_member_changes_no_advantage(members: list[Completion], normalize: bool) -> None:
     before = advantage_audit(group(*members), normalize=normalize)
     changed = [
         one if mask_reason(one) is None else member(1e3, one.env_extras, one.failure) for one in members

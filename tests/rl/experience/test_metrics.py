@@ -1,4 +1,4 @@
-"""The two building blocks of every group metric."""
+"""Statistics and percentiles, from which group metrics are computed."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_m1_statistics_of_four_rewards() -> None:
     }
 
 
-def test_the_mean_is_over_the_group_and_not_over_those_who_have_the_number() -> None:
+def test_mean_divides_by_the_size_of_the_group() -> None:
     assert stats([4.0], 2, "steps")["steps/mean"] == 2.0
     assert math.isnan(stats([4.0], 2, "steps")["steps/stddev"])
 

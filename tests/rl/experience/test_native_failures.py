@@ -1,4 +1,4 @@
-"""Native groups in which something fails or takes too long, and what their rules make of it."""
+"""Native groups in which something fails or takes too long."""
 
 import asyncio
 import math
@@ -30,19 +30,19 @@ from tests.support.toy_tokenizer import ToyTokenizer
 pytestmark = pytest.mark.torch
 
 
-def test_n10_a_failed_generation_fails_the_group_and_says_whose_it_was() -> None:
+def test_n10_failed_generation_fails_the_group_and_names_the_member() -> None:
     script = [[Turn([21])], [Turn([], error=ConnectionError("gone"))]]
     with pytest.raises(GenerationUnavailable, match="prompt_idx=5 traj_idx=1") as failed:
         run(script, [Step("31", 0, True)], sample(idx=5))
     assert isinstance(failed.value.__cause__, ConnectionError)
 
 
-def test_a_generation_that_the_data_made_fail_is_a_data_failure() -> None:
+def test_generation_that_fails_because_of_its_input_is_a_data_failure() -> None:
     with pytest.raises(RolloutDataFailure, match=r"prompt_idx=0 traj_idx=0: .*bad token"):
         run([[Turn([], error=ValueError("bad token"))]], [Step()])
 
 
-def test_a_backend_that_gives_nothing_is_a_failure() -> None:
+def test_backend_without_output_is_a_failure() -> None:
     class Silent:
         async def generate_async(self, data: Any, greedy: bool = False) -> Any:
             for nothing in ():
@@ -53,7 +53,7 @@ def test_a_backend_that_gives_nothing_is_a_failure() -> None:
         asyncio.run(impl.run_rollout(sample()))
 
 
-def test_what_an_environment_raises_goes_up_unchanged_and_noted_whose_it_was() -> None:
+def test_error_of_an_environment_is_unchanged_and_has_a_note_that_names_the_member() -> None:
     error = LookupError("no such page")
     with pytest.raises(LookupError) as failed:
         run([[Turn([21])]], [Step(error=error)], sample(idx=5))
@@ -61,7 +61,7 @@ def test_what_an_environment_raises_goes_up_unchanged_and_noted_whose_it_was() -
     assert "prompt_idx=5 traj_idx=0" in "".join(error.__notes__)
 
 
-def test_an_environment_that_raises_what_no_future_can_hold_fails_its_group() -> None:
+def test_environment_that_raises_stop_iteration_fails_its_group() -> None:
     error = StopIteration()
     impl = rollouts(ScriptedGeneration([[Turn([21])]]), ScriptedEnvironment([Step(error=error)]))
     with pytest.raises(RuntimeError) as failed:
@@ -69,13 +69,13 @@ def test_an_environment_that_raises_what_no_future_can_hold_fails_its_group() ->
     assert failed.value.__cause__ is error
 
 
-def test_log_probabilities_that_are_none_are_a_failure() -> None:
+def test_nan_as_log_probability_is_a_failure() -> None:
     with pytest.raises(RolloutFailure, match=r"prompt_idx=0 traj_idx=0.*NaN"):
         run([[Turn([21, 22], [-0.5, math.nan])]], [Step(terminated=True)])
 
 
 @pytest.mark.parametrize("off", [-3, +99])
-def test_lengths_that_do_not_fit_are_a_failure_and_no_shorter_answer(off: int) -> None:
+def test_impossible_sequence_lengths_are_a_failure(off: int) -> None:
     class Miscounting(ScriptedGeneration):
         async def generate_async(self, data: Any, greedy: bool = False) -> Any:
             async for index, output in super().generate_async(data, greedy):
@@ -88,8 +88,8 @@ def test_lengths_that_do_not_fit_are_a_failure_and_no_shorter_answer(off: int) -
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_has_no_baseline_is_a_data_failure(reward: float) -> None:
-    with pytest.raises(RolloutDataFailure, match=f"prompt_idx=0 traj_idx=0.*reward of {reward}"):
+def test_reward_that_is_not_finite_is_a_data_failure(reward: float) -> None:
+    with pytest.raises(RolloutDataFailure, match=f"prompt_idx=0 traj_idx=0.*the reward {reward}"):
         run([[Turn([21])]], [Step(reward=reward, terminated=True)])
 
 
@@ -103,7 +103,7 @@ def test_rewards_by_name_are_refused() -> None:
         asyncio.run(impl.run_rollout(sample()))
 
 
-def test_a_prompt_without_a_task_or_a_number_is_a_key_error() -> None:
+def test_prompt_without_task_name_or_idx_is_a_key_error() -> None:
     for key in ("task_name", "idx"):
         given = sample()
         del given[key]
@@ -111,12 +111,12 @@ def test_a_prompt_without_a_task_or_a_number_is_a_key_error() -> None:
             run([[Turn([21])]], [Step()], given)
 
 
-def test_a_task_without_an_environment_is_named() -> None:
+def test_error_names_a_task_without_an_environment() -> None:
     with pytest.raises(ValueError, match="'chess'"):
         run([[Turn([21])]], [Step()], sample(task_name="chess"))
 
 
-def test_without_log_probabilities_nothing_is_trained_on_and_that_is_said(
+def test_without_log_probabilities_nothing_is_trained_on_and_a_warning_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     record, _, _ = run([[Turn([21, 2])]], [Step(terminated=True)], with_logprobs=False)
@@ -124,7 +124,7 @@ def test_without_log_probabilities_nothing_is_trained_on_and_that_is_said(
     assert "no log-probabilities" in caplog.text
 
 
-def test_a_manager_says_once_that_its_backend_gives_no_log_probabilities(
+def test_manager_warns_once_about_a_backend_without_log_probabilities(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def play(manager: RolloutManager) -> None:
@@ -138,11 +138,11 @@ def test_a_manager_says_once_that_its_backend_gives_no_log_probabilities(
         assert sum("no log-probabilities" in record.getMessage() for record in caplog.records) == times
 
 
-def test_a_way_to_generate_of_somebodys_own_takes_the_published_arguments() -> None:
+def test_overridden_generate_response_gets_the_published_arguments() -> None:
     class Own(AsyncRolloutImpl):
         async def _generate_response(self, message_log: Any, stop_strings: Any) -> Any:  # type: ignore[override]
-            said, lengths, told = await super()._generate_response(message_log, stop_strings)
-            return {**said, "content": "own"}, lengths, told
+            generated, lengths, gen_metrics = await super()._generate_response(message_log, stop_strings)
+            return {**generated, "content": "own"}, lengths, gen_metrics
 
     tokenizer: Any = ToyTokenizer()
     impl = Own(
@@ -156,7 +156,7 @@ def test_a_way_to_generate_of_somebodys_own_takes_the_published_arguments() -> N
     assert record.completions[0].message_log[1]["content"] == "own"
 
 
-def test_when_one_member_fails_the_others_are_cancelled_before_it_is_told() -> None:
+def test_other_members_are_cancelled_before_a_failure_is_raised() -> None:
     ended: list[str] = []
 
     class Slow:
@@ -170,7 +170,7 @@ def test_when_one_member_fails_the_others_are_cancelled_before_it_is_told() -> N
             try:
                 await asyncio.sleep(60)
             finally:
-                await asyncio.sleep(0)  # cleaning up takes its time
+                await asyncio.sleep(0)  # the cleanup takes some time
                 ended.append("cancelled")
             yield
 
@@ -180,7 +180,7 @@ def test_when_one_member_fails_the_others_are_cancelled_before_it_is_told() -> N
     assert ended == ["cancelled", "cancelled"]
 
 
-def test_cancelling_a_group_is_a_cancellation_and_ends_its_members() -> None:
+def test_cancelled_group_raises_cancelled_error_and_ends_its_members() -> None:
     async def play() -> list[Any]:
         forever = asyncio.Event()
         impl = rollouts(
@@ -227,7 +227,7 @@ def test_members_of_a_cancelled_group_are_cancelled_once_and_clean_up() -> None:
     assert cleaned_up == begun == [0, 1, 2]
 
 
-def test_a_turn_that_takes_too_long_is_a_generation_that_is_unavailable() -> None:
+def test_turn_that_takes_too_long_raises_generation_unavailable() -> None:
     async def play() -> None:
         turns = [[Turn([21], after=asyncio.Event())]]
         limits = RolloutTimeouts(generation_s=0.02)
@@ -239,7 +239,7 @@ def test_a_turn_that_takes_too_long_is_a_generation_that_is_unavailable() -> Non
     assert isinstance(failed.value.__cause__, RolloutTimeout)
 
 
-def test_a_step_that_takes_too_long_is_a_timeout_and_one_that_raises_its_own_is_not() -> None:
+def test_slow_step_is_a_rollout_timeout_and_a_timeout_error_of_the_step_is_unchanged() -> None:
     class Slow(ScriptedEnvironment):
         async def step(self, message_log_batch: list[Any], metadata: list[Any]) -> Any:  # type: ignore[override]
             await asyncio.sleep(60)
@@ -253,7 +253,7 @@ def test_a_step_that_takes_too_long_is_a_timeout_and_one_that_raises_its_own_is_
     assert str(failed.value) == "its own"
 
 
-def test_a_rollout_in_which_nothing_happens_any_more_ends() -> None:
+def test_rollout_that_adds_no_tokens_fails() -> None:
     with pytest.raises(RolloutDataFailure, match="2 turns in a row added no token"):
         run([[Turn([21]), *[Turn([])] * 9]], [Step("")], max_seq_len=99)
 
@@ -266,26 +266,28 @@ def test_a_rollout_in_which_nothing_happens_any_more_ends() -> None:
         (Turn([]), Step(""), 2),
     ],
 )
-def test_a_rollout_that_ends_by_itself_may_end_idle(last_turn: Turn, last_step: Step, cap: int) -> None:
+def test_rollout_that_ends_by_itself_may_end_without_new_tokens(
+    last_turn: Turn, last_step: Step, cap: int
+) -> None:
     record, _, _ = run([[Turn([]), last_turn]], [Step(""), last_step], max_rollout_turns=cap)
     assert record.rollout_metrics["total_turns"] == 2
 
 
 @pytest.mark.parametrize(
-    ("limit", "failure", "told"),
+    ("limit", "failure", "expected"),
     [
         ("rollout_s", RolloutTimeout, "the group of prompt_idx=3"),
         ("generation_s", GenerationUnavailable, "prompt_idx=3 traj_idx=0"),
     ],
 )
-def test_limits_of_the_manager_are_those_of_its_groups(limit: str, failure: Any, told: str) -> None:
+def test_timeouts_of_the_manager_apply_to_its_groups(limit: str, failure: Any, expected: str) -> None:
     policy = ScriptedGeneration([[Turn([21], after=asyncio.Event())]])
     manager = managed(policy, ScriptedEnvironment([]), timeouts=RolloutTimeouts(**{limit: 0.02}))
-    with pytest.raises(failure, match=told):
+    with pytest.raises(failure, match=expected):
         asyncio.run(asyncio.wait_for(manager.run_rollout(sample(idx=3)), 5))
 
 
-def test_rules_and_waits_of_the_manager_are_those_of_its_members() -> None:
+def test_integrity_and_retry_delays_of_the_manager_apply_to_its_members() -> None:
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -305,7 +307,7 @@ def test_rules_and_waits_of_the_manager_are_those_of_its_members() -> None:
     assert list(record.failures) == [1] and waited == [0.5, 0.5]
 
 
-def test_environments_are_stepped_by_as_many_at_once_as_the_manager_allows() -> None:
+def test_manager_allows_env_concurrency_steps_at_once() -> None:
     both_step = threading.Barrier(2, timeout=5)
 
     class Meeting(ScriptedEnvironment):
@@ -318,7 +320,7 @@ def test_environments_are_stepped_by_as_many_at_once_as_the_manager_allows() -> 
     assert len(asyncio.run(manager.run_rollout(sample())).completions) == 2
 
 
-def test_the_seed_of_the_manager_is_that_of_its_turns() -> None:
+def test_seed_of_the_manager_applies_to_its_turns() -> None:
     policies = [ScriptedGeneration([[Turn([21])]]) for _ in range(2)]
     done = [ScriptedEnvironment([Step(terminated=True)]) for _ in range(2)]
     asyncio.run(managed(policies[0], done[0], seed=7).run_rollout(sample()))
@@ -326,22 +328,22 @@ def test_the_seed_of_the_manager_is_that_of_its_turns() -> None:
     assert policies[0].requests[0]["seeds"] == policies[1].requests[0]["seeds"]
 
 
-def three_of_which_one_fails() -> list[list[Turn]]:
+def script_with_one_failure() -> list[list[Turn]]:
     return [[Turn([21])], [Turn([], error=ConnectionError("gone"))], [Turn([23])]]
 
 
-def test_a_shrunk_group_is_those_who_succeeded() -> None:
+def test_shrunk_group_has_the_members_that_succeeded() -> None:
     rules = GroupIntegrity(on_member_failure="shrink")
-    record, _, _ = run(three_of_which_one_fails(), [Step(reward=1.0, terminated=True)], integrity=rules)
+    record, _, _ = run(script_with_one_failure(), [Step(reward=1.0, terminated=True)], integrity=rules)
     assert [completion.generation_index for completion in record.completions] == [0, 2]
     assert list(record.failures) == [1] and "ConnectionError: gone" in record.failures[1]
     assert record.rollout_metrics["total_reward/mean"] == 1.0
     assert record.rollout_metrics["failed_members"] == 1
 
 
-def test_a_masked_member_keeps_its_place_and_has_nothing_to_train_on() -> None:
+def test_masked_member_keeps_its_place_and_is_not_trained_on() -> None:
     rules = GroupIntegrity(on_member_failure="mask")
-    record, _, _ = run(three_of_which_one_fails(), [Step(reward=1.0, terminated=True)], integrity=rules)
+    record, _, _ = run(script_with_one_failure(), [Step(reward=1.0, terminated=True)], integrity=rules)
     assert [completion.generation_index for completion in record.completions] == [0, 1, 2]
     failed = record.completions[1]
     assert failed.failure is not None and "gone" in failed.failure
@@ -349,13 +351,13 @@ def test_a_masked_member_keeps_its_place_and_has_nothing_to_train_on() -> None:
     assert record.rollout_metrics["total_reward/mean"] == 1.0
 
 
-def test_a_group_of_too_few_is_none() -> None:
+def test_group_with_too_few_members_fails() -> None:
     script = [[Turn([21])], [Turn([], error=ConnectionError("gone"))]]
     with pytest.raises(GenerationUnavailable, match="traj_idx=1"):
         run(script, [Step(terminated=True)], integrity=GroupIntegrity("shrink", min_members=2))
 
 
-def test_a_member_that_infrastructure_failed_is_tried_again() -> None:
+def test_member_is_retried_after_an_infrastructure_failure() -> None:
     script = [[Turn([], error=ConnectionError("gone")), Turn([21])], [Turn([22])]]
     rules = GroupIntegrity(member_attempts=2)
     policy = RolloutRetryPolicy(1, 1, 1, backoff_base_s=0.0)
@@ -364,7 +366,7 @@ def test_a_member_that_infrastructure_failed_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("rule", ["drop", "shrink", "mask"])
-def test_failure_that_must_end_the_run_is_nobody_s_alone(rule: Any) -> None:
+def test_terminal_failure_of_a_member_fails_the_group_under_every_rule(rule: Any) -> None:
     stall = RolloutStall("nothing moves")
     stall.__cause__ = ConnectionError("gone")
     script = [[Turn([21])], [Turn([], error=stall)], [Turn([23])]]
@@ -381,7 +383,7 @@ def test_backend_with_a_wrong_key_ends_the_run(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("ids", [[11], torch.tensor([[11]]), torch.tensor([11.0])])
-def test_prompt_whose_tokens_are_none_is_refused_by_its_number(ids: Any) -> None:
+def test_prompt_with_invalid_token_ids_is_refused_with_its_index(ids: Any) -> None:
     log = [message("user", 5), {"role": "user", "content": "11", "token_ids": ids}]
     with pytest.raises(ValueError, match=r"prompt_idx=5: token_ids of message 1 .*int64"):
         run([[Turn([21])]], [Step()], sample(idx=5, message_log=log))

@@ -1,4 +1,4 @@
-"""Native rollouts, turn by turn; the numbered examples are those of the published behaviour."""
+"""Native rollouts, turn by turn. The numbers n1 to n9 are those of the published examples."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 
 def response(policy: Any) -> tuple[Any, Any, Any]:
-    """To the prompt `11 12`."""
+    """The generated message, input lengths and metrics for the prompt `11 12`."""
     impl = rollouts(policy, ScriptedEnvironment([]))
     return asyncio.run(impl._generate_response([message("user", 11, 12)], None))
 
@@ -31,10 +31,10 @@ def test_n1_one_turn_is_recorded_as_it_was_sampled() -> None:
     record, _, _ = run([[turn]], [Step("31 32", 1.0, True)])
     completion, metrics = record.completions[0], record.rollout_metrics
     assert tokens(record) == [[11, 12, 13], [21, 22, 2], [31, 32]]
-    said = completion.message_log[1]
-    assert (said["role"], said["content"]) == ("assistant", "21 22")
-    assert said["generation_logprobs"].tolist() == [-0.5, -0.25, -0.125]
-    assert said["generation_logprobs"].dtype == torch.float32
+    generated = completion.message_log[1]
+    assert (generated["role"], generated["content"]) == ("assistant", "21 22")
+    assert generated["generation_logprobs"].tolist() == [-0.5, -0.25, -0.125]
+    assert generated["generation_logprobs"].dtype == torch.float32
     assert token_loss_mask(completion.message_log).tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
     assert completion.reward == 1.0 and not completion.truncated
     expected = {
@@ -58,12 +58,12 @@ def test_n1_one_turn_is_recorded_as_it_was_sampled() -> None:
     assert math.isnan(metrics["total_reward/stddev"])
 
 
-def test_the_metrics_of_a_group_have_exactly_the_published_keys_and_the_added_ones() -> None:
+def test_group_metrics_have_exactly_the_published_and_the_added_keys() -> None:
     record, _, _ = run([[Turn([21])], [Turn([22])]], [Step(terminated=True)])
-    five = ("mean", "max", "min", "median", "stddev", "histogram")
+    six = ("mean", "max", "min", "median", "stddev", "histogram")
     keyed = ("total_reward", "turns_per_sample", "total_tokens_per_sample", "gen_tokens_per_sample")
     keyed += ("env_tokens_per_sample", "sequence_tokens_per_sample")
-    expected = {f"{key}/{kind}" for key in keyed for kind in five}
+    expected = {f"{key}/{kind}" for key in keyed for kind in six}
     expected |= {"turns_per_sample/p95", "turns_per_sample/p99", "total_turns", "mean_gen_tokens_per_sample"}
     expected |= {f"max_gen_tokens_per_turn/{kind}" for kind in ("max", "mean", "p95")}
     expected |= {
@@ -78,7 +78,7 @@ def test_the_metrics_of_a_group_have_exactly_the_published_keys_and_the_added_on
     assert set(record.rollout_metrics) == expected
 
 
-def test_longest_turns_and_numbers_of_turns_are_told_by_the_tails() -> None:
+def test_metrics_have_percentiles_of_turns_and_of_the_longest_turns() -> None:
     samples = [
         {
             **{"turn_count": turns, "turn_gen_tokens": [*range(turns)], "terminated": True},
@@ -96,7 +96,7 @@ def test_longest_turns_and_numbers_of_turns_are_told_by_the_tails() -> None:
     assert metrics["max_gen_tokens_per_turn/p95"] == 94.0
 
 
-def test_the_longest_turn_is_that_of_each_member() -> None:
+def test_longest_turn_is_computed_per_member() -> None:
     script = [[Turn([21]), Turn([22, 22, 22]), Turn([23])], [Turn([24])] * 3, [Turn([25])] * 3]
     record, _, _ = run(script, [Step("31")], max_rollout_turns=3, max_seq_len=99)
     metrics = record.rollout_metrics
@@ -104,7 +104,7 @@ def test_the_longest_turn_is_that_of_each_member() -> None:
     assert (metrics["max_gen_tokens_per_turn/max"], metrics["turns_per_sample/p95"]) == (3, 3.0)
 
 
-def test_of_several_outputs_the_last_is_what_was_said() -> None:
+def test_last_of_several_outputs_is_used() -> None:
     class Drafting(ScriptedGeneration):
         async def generate_async(self, data: Any, greedy: bool = False) -> Any:
             yield 0, self._output(data, Turn([98, 99]))
@@ -113,36 +113,38 @@ def test_of_several_outputs_the_last_is_what_was_said() -> None:
     assert response(Drafting([]))[0]["token_ids"].tolist() == [21]
 
 
-def test_a_backend_is_asked_with_the_request_alone() -> None:
-    asked: list[Any] = []
+def test_backend_is_called_with_one_positional_argument() -> None:
+    calls: list[Any] = []
 
-    class Noting(ScriptedGeneration):
-        async def generate_async(self, *given: Any, **named: Any) -> Any:
-            asked.append((len(given), named))
-            yield 0, self._output(given[0], Turn([21]))
+    class Recording(ScriptedGeneration):
+        async def generate_async(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append((len(args), kwargs))
+            yield 0, self._output(args[0], Turn([21]))
 
-    response(Noting([]))
-    assert asked == [(1, {})]
+    response(Recording([]))
+    assert calls == [(1, {})]
 
 
 @pytest.mark.parametrize("worker", [3, [3]])
-def test_the_worker_and_the_length_limit_are_told_with_a_response(worker: Any) -> None:
-    _, input_lengths, told = response(ScriptedGeneration([[Turn([21], truncated=True, worker=worker)]]))
+def test_worker_and_truncation_are_returned_with_a_response(worker: Any) -> None:
+    _, input_lengths, gen_metrics = response(
+        ScriptedGeneration([[Turn([21], truncated=True, worker=worker)]])
+    )
     assert (input_lengths.tolist(), input_lengths.dtype) == ([2], torch.int32)
-    truncated = told["_response_truncated"]
+    truncated = gen_metrics["_response_truncated"]
     assert isinstance(truncated, torch.Tensor) and truncated.dtype == torch.bool and truncated.item()
-    assert told["gen_leader_worker_idx"] == 3 and isinstance(told["gen_leader_worker_idx"], int)
+    assert gen_metrics["gen_leader_worker_idx"] == 3 and isinstance(gen_metrics["gen_leader_worker_idx"], int)
 
 
-def test_experts_of_the_generated_tokens_come_with_the_message() -> None:
+def test_message_has_the_routed_experts_of_its_generated_tokens() -> None:
     class Routing(ScriptedGeneration):
         def _output(self, data: Any, turn: Turn) -> Any:
             output = super()._output(data, turn)
             output["routed_experts"] = torch.arange(output["output_ids"].numel()).reshape(1, -1, 1, 1)
             return output
 
-    said, _, _ = response(Routing([[Turn([21, 22])]]))
-    assert said["routed_experts"].tolist() == [[[2]], [[3]]]
+    generated, _, _ = response(Routing([[Turn([21, 22])]]))
+    assert generated["routed_experts"].tolist() == [[[2]], [[3]]]
 
 
 def test_observations_are_tokenized_without_special_tokens() -> None:
@@ -157,13 +159,13 @@ def test_an_observation_keeps_its_role(role: str) -> None:
     assert record.completions[0].message_log[-1]["role"] == role
 
 
-def test_an_environment_is_given_the_state_that_it_gave_last() -> None:
+def test_environment_receives_the_state_that_it_returned_last() -> None:
     steps = [Step("31", metadata={"step": 1}), Step("32"), Step("33", terminated=True)]
     _, _, environment = run([[Turn([21])] * 3], steps)
     assert [metadata for _, metadata in environment.seen] == [[{"step": 0}], [{"step": 1}], [{"step": 1}]]
 
 
-def test_what_is_done_to_prompt_and_state_reaches_neither_the_caller_nor_siblings() -> None:
+def test_changes_to_prompt_and_state_reach_neither_the_caller_nor_siblings() -> None:
     class Wiping(ScriptedGeneration):
         async def generate_async(self, data: Any, greedy: bool = False) -> Any:
             yield 0, self._output(data, Turn([21]))
@@ -227,14 +229,14 @@ def test_n3_observations_are_cut_at_the_limit_and_generations_never(
     assert len(policy.requests) == 1
 
 
-def test_n3_one_token_more_room_and_the_next_turn_follows() -> None:
+def test_n3_next_turn_follows_if_there_is_room_for_one_more_token() -> None:
     steps = [Step("31 32 33"), Step("34", terminated=True)]
     record, policy, _ = run([[Turn([21, 22, 23]), Turn([24])]], steps, sample(11, 12, 13, 14), max_seq_len=11)
     assert len(policy.requests) == 2
     assert tokens(record)[2] == [31, 32, 33]
 
 
-def test_n4_a_cut_generation_is_still_judged_once() -> None:
+def test_n4_environment_is_stepped_once_after_a_truncated_generation() -> None:
     record, _, environment = run([[Turn([21, 22], truncated=True)]], [Step("31", 0.5)])
     assert len(environment.seen) == 1
     assert record.completions[0].reward == 0.5 and tokens(record)[-1] == [31]
@@ -244,7 +246,7 @@ def test_n4_a_cut_generation_is_still_judged_once() -> None:
 
 
 @pytest.mark.parametrize(("by_backend", "max_seq_len"), [(True, 16), (False, 5)])
-def test_the_state_after_a_truncated_turn_is_that_before_it(by_backend: bool, max_seq_len: int) -> None:
+def test_truncated_turn_does_not_change_the_state(by_backend: bool, max_seq_len: int) -> None:
     steps = [Step("31", metadata={"step": 1}, next_stops=["b"])]
     record, _, _ = run([[Turn([21], truncated=by_backend)]], steps, max_seq_len=max_seq_len)
     completion = record.completions[0]
@@ -252,7 +254,7 @@ def test_the_state_after_a_truncated_turn_is_that_before_it(by_backend: bool, ma
     assert completion.final_metadata == {"step": 1}
 
 
-def test_a_rollout_can_be_both_truncated_and_terminated() -> None:
+def test_rollout_can_be_both_truncated_and_terminated() -> None:
     record, _, _ = run([[Turn([21], truncated=True)], [Turn([22])]], [Step("31", terminated=True)])
     metrics = record.rollout_metrics
     assert (metrics["truncation_rate"], metrics["natural_termination_rate"]) == (0.5, 1.0)
@@ -262,7 +264,9 @@ def test_a_rollout_can_be_both_truncated_and_terminated() -> None:
     ("cap", "ends", "reached", "natural", "stopped"),
     [(1, True, 1.0, 1.0, 0.0), (2, True, 0.0, 1.0, 0.0), (2, False, 1.0, 0.0, 1.0)],
 )
-def test_n5_the_turn_cap(cap: int, ends: bool, reached: float, natural: float, stopped: float) -> None:
+def test_n5_turn_limit_is_reported_apart_from_termination(
+    cap: int, ends: bool, reached: float, natural: float, stopped: float
+) -> None:
     record, _, _ = run([[Turn([21]), Turn([22])]], [Step("31", 0.5, ends)], max_rollout_turns=cap)
     metrics = record.rollout_metrics
     assert metrics["max_turns_reached_rate"] == reached
@@ -272,14 +276,14 @@ def test_n5_the_turn_cap(cap: int, ends: bool, reached: float, natural: float, s
         assert record.completions[0].reward == 1.0 and len(tokens(record)) == 5
 
 
-def test_n5_a_cap_of_zero_leaves_the_prompt_alone() -> None:
+def test_n5_turn_limit_of_zero_gives_only_the_prompt() -> None:
     record, _, _ = run([[]], [Step()], max_rollout_turns=0)
     assert tokens(record) == [[11, 12, 13]] and record.completions[0].reward == 0
     assert record.rollout_metrics["total_turns"] == 0
     assert record.rollout_metrics["max_turns_reached_rate"] == 1.0
 
 
-def test_n6_stop_strings_stay_until_others_come() -> None:
+def test_n6_stop_strings_stay_until_the_environment_changes_them() -> None:
     steps = [Step("31"), Step("32", next_stops=["b"]), Step("33"), Step("34", terminated=True)]
     _, policy, _ = run(
         [[Turn([20 + n]) for n in range(4)]], steps, sample(stop_strings=["a"]), max_seq_len=99
@@ -287,12 +291,12 @@ def test_n6_stop_strings_stay_until_others_come() -> None:
     assert [request["stop_strings"][0] for request in policy.requests] == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_without_stop_strings_of_its_own_a_prompt_asks_for_none() -> None:
+def test_prompt_without_stop_strings_requests_none() -> None:
     _, policy, _ = run([[Turn([21])]], [Step(terminated=True)])
     assert policy.requests[0]["stop_strings"] == [None]
 
 
-def test_n7_members_stay_in_order_whoever_is_done_first() -> None:
+def test_n7_members_stay_in_order_whichever_finishes_first() -> None:
     async def play() -> PromptGroupRecord:
         first, second = asyncio.Event(), asyncio.Event()
         script = [
@@ -318,20 +322,20 @@ def test_n7_members_stay_in_order_whoever_is_done_first() -> None:
     assert metrics["total_reward/stddev"] == pytest.approx(0.57735, abs=1e-5)
 
 
-def test_n8_an_empty_observation_keeps_the_tokens_whole_numbers() -> None:
+def test_n8_empty_observation_keeps_token_ids_int64() -> None:
     _, policy, _ = run([[Turn([21]), Turn([22])]], [Step(""), Step("", terminated=True)])
     assert policy.requests[1]["input_ids"].dtype == torch.int64
     assert policy.requests[1]["input_ids"].tolist() == [[11, 12, 13, 21]]
 
 
-def test_n9_turns_of_the_prompt_are_not_trained_on() -> None:
+def test_n9_assistant_messages_of_the_prompt_are_not_trained_on() -> None:
     log = [message("system", 5), message("user", 6), message("assistant", 7), message("user", 8)]
     record, _, _ = run([[Turn([21, 2])]], [Step("", terminated=True)], sample(message_log=log))
     assert token_loss_mask(record.completions[0].message_log).tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def plain(value: Any) -> Any:
-    """Without tensors and times, so that it can be compared."""
+    """The value with tensors as lists and without timings, so that it can be compared."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items() if not str(key).startswith("timing/")}
     if isinstance(value, torch.Tensor):
@@ -339,7 +343,7 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def test_a_deterministic_backend_and_environment_give_the_same_record_again() -> None:
+def test_deterministic_backend_and_environment_give_the_same_record() -> None:
     def played(*delays: int) -> Any:
         waits = iter(delays)
 
@@ -356,21 +360,21 @@ def test_a_deterministic_backend_and_environment_give_the_same_record_again() ->
     assert played(0, 9, 9, 0) == played(9, 0, 0, 9)
 
 
-def test_groups_played_at_the_same_time_do_not_mix() -> None:
+def test_concurrent_groups_do_not_mix() -> None:
     async def play() -> list[PromptGroupRecord]:
-        all_ask = asyncio.Barrier(6)
+        all_generate = asyncio.Barrier(6)
 
         class Echoing(ScriptedGeneration):
             async def generate_async(self, data: Any, greedy: bool = False) -> Any:
-                await all_ask.wait()
+                await all_generate.wait()
                 yield 0, self._output(data, Turn([100 + int(data["input_ids"][0, 0])]))
 
-        class Telling(ScriptedEnvironment):
+        class Numbering(ScriptedEnvironment):
             def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
-                told = [{"role": "environment", "content": str(metadata[0]["number"])}]
-                return super().step(message_log_batch, metadata)._replace(observations=told)
+                observations = [{"role": "environment", "content": str(metadata[0]["number"])}]
+                return super().step(message_log_batch, metadata)._replace(observations=observations)
 
-        impl = rollouts(Echoing([]), Telling([Step(), Step(terminated=True)]), 2)
+        impl = rollouts(Echoing([]), Numbering([Step(), Step(terminated=True)]), 2)
         prompts = [sample(40 + idx, idx=idx, extra_env_info={"number": 60 + idx}) for idx in range(3)]
         async with asyncio.timeout(10):
             return await asyncio.gather(*map(impl.run_rollout, prompts))
@@ -382,7 +386,7 @@ def test_groups_played_at_the_same_time_do_not_mix() -> None:
             assert tokens(record, index) == [[40 + idx], *[[140 + idx], [60 + idx]] * 2]
 
 
-def test_seeds_are_the_same_for_the_same_turn_and_differ_for_all_others() -> None:
+def test_same_turn_has_the_same_seed_and_other_turns_have_other_seeds() -> None:
     def seeds(seed: int | None, idx: int) -> list[int]:
         turns = [[Turn([21]), Turn([22])] for _ in range(3)]
         _, policy, _ = run(turns, [Step("31"), Step("32", terminated=True)], sample(idx=idx), seed=seed)
@@ -400,7 +404,7 @@ def test_seeds_are_the_same_for_the_same_turn_and_differ_for_all_others() -> Non
     lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4),
     max_seq_len=st.integers(1, 24),
 )
-def test_lengths_masks_and_truncation_agree_whatever_is_said(
+def test_lengths_masks_and_truncation_agree_for_random_conversations(
     prompt: int, lengths: list[tuple[int, int]], max_seq_len: int
 ) -> None:
     lengths = [(generated or 1, observed) for generated, observed in lengths]
@@ -419,7 +423,7 @@ def test_lengths_masks_and_truncation_agree_whatever_is_said(
         == sum(metrics["histogram/gen_tokens_length"])
     )
     assert len(flat) - prompt == metrics["total_tokens_per_sample/mean"]
-    for request in policy.requests:  # each turn read exactly what the log holds up to it
+    for request in policy.requests:  # the input of each turn is the log up to that turn
         length = int(request["input_lengths"][0])
         assert request["input_ids"][0].tolist() == flat[:length].tolist()
     last = metrics["histogram/total_tokens_length"][-1]
@@ -428,7 +432,7 @@ def test_lengths_masks_and_truncation_agree_whatever_is_said(
     assert completion.overflow_tokens == max(0, observed - max(0, max_seq_len - last))
 
 
-def test_backend_that_changes_the_stop_strings_changes_its_own() -> None:
+def test_backend_changes_only_its_own_copy_of_the_stop_strings() -> None:
     class Adding(ScriptedGeneration):
         def generate_async(self, data: Any, greedy: bool = False) -> Any:
             data["stop_strings"][0].append("more")

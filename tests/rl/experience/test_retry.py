@@ -1,4 +1,4 @@
-"""Budgets, delays, limits and counts."""
+"""Retry budgets, delays, time limits and counters."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from nemo_rl.experience.failures import RolloutTimeout
 from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
 
 
-def test_b1_waits_double_up_to_the_longest() -> None:
+def test_b1_delays_double_up_to_the_maximum() -> None:
     policy = RolloutRetryPolicy(6, 1, 1, backoff_base_s=0.5, max_backoff_s=3)
     assert [policy.backoff_s(failures) for failures in range(1, 6)] == [0.5, 1, 2, 3, 3]
     assert policy.backoff_s(10_000) == 3
@@ -16,7 +16,7 @@ def test_b1_waits_double_up_to_the_longest() -> None:
 
 def test_the_three_budgets_are_required_and_at_least_one() -> None:
     with pytest.raises(TypeError):
-        RolloutRetryPolicy()  # type: ignore[call-arg]  # that is the point
+        RolloutRetryPolicy()  # type: ignore[call-arg]  # the arguments are missing on purpose
     for name in ("max_infra_attempts", "max_data_attempts", "max_gym_row_attempts"):
         budgets = {"max_infra_attempts": 1, "max_data_attempts": 1, "max_gym_row_attempts": 1, name: 0}
         with pytest.raises(ValueError, match=name):
@@ -25,7 +25,7 @@ def test_the_three_budgets_are_required_and_at_least_one() -> None:
     assert (single.max_infra_attempts, single.max_data_attempts, single.max_gym_row_attempts) == (1, 1, 1)
 
 
-def test_a_policy_waits_a_second_at_first_half_a_minute_at_most_and_gives_nothing_up() -> None:
+def test_default_policy_has_delays_of_1_to_30_seconds_and_loses_no_prompts() -> None:
     policy = RolloutRetryPolicy(5, 2, 3)
     assert (policy.backoff_base_s, policy.max_backoff_s) == (1.0, 30.0)
     assert (policy.max_skipped_prompts, policy.max_consecutive_dropped_prompts) == (0, 0)
@@ -33,12 +33,12 @@ def test_a_policy_waits_a_second_at_first_half_a_minute_at_most_and_gives_nothin
 
 
 @pytest.mark.parametrize("name", ["rollout_s", "generation_s", "env_s"])
-def test_a_limit_of_no_time_is_refused(name: str) -> None:
+def test_timeout_of_zero_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be more than 0"):
         RolloutTimeouts(**{name: 0})
 
 
-def test_a_limit_that_runs_out_says_what_took_so_long_and_one_from_inside_passes() -> None:
+def test_expired_limit_names_the_operation_and_an_inner_timeout_error_is_unchanged() -> None:
     async def late() -> None:
         async with within(0.01, "the step"):
             await asyncio.sleep(60)
@@ -53,7 +53,7 @@ def test_a_limit_that_runs_out_says_what_took_so_long_and_one_from_inside_passes
         asyncio.run(own())
 
 
-def test_counts_are_floats_under_the_published_keys() -> None:
+def test_counts_are_floats_with_the_published_keys() -> None:
     stats = RolloutStats()
     stats.drop("GenerationUnavailable")
     stats.drop("GenerationUnavailable")

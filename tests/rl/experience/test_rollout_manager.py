@@ -1,4 +1,4 @@
-"""The manager: which path, and what becomes of a prompt whose group fails."""
+"""The manager chooses an implementation, and retries, skips or drops a prompt whose group fails."""
 
 import asyncio
 import inspect
@@ -35,7 +35,7 @@ CONFIG: Any = {
 }
 
 
-def test_the_published_names_are_there_and_load_neither_torch_nor_servers() -> None:
+def test_published_names_can_be_imported_without_loading_heavy_packages() -> None:
     code = (
         "import sys\n"
         "from nemo_rl.experience.rollout_manager import RolloutManager, AsyncRolloutImpl, "
@@ -63,7 +63,7 @@ def test_the_tokenizer_type_is_that_of_transformers() -> None:
     assert rollout_manager.TokenizerType is PreTrainedTokenizerBase
 
 
-def test_the_signature_is_the_published_one() -> None:
+def test_signature_is_the_published_one() -> None:
     parameters = inspect.signature(RolloutManager.__init__).parameters
     positional = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     assert positional == [
@@ -73,18 +73,18 @@ def test_the_signature_is_the_published_one() -> None:
     assert [parameters[name].default for name in positional[5:]] == [None, None, None, False]
 
 
-def test_what_is_missing_is_told_in_the_published_order() -> None:
-    for settings, told in [
+def test_missing_arguments_are_reported_in_the_published_order() -> None:
+    for settings, message in [
         ({"num_generations_per_prompt": 0}, "num_generations_per_prompt must be >= 1"),
         ({}, "policy_generation is required"),
         ({"use_nemo_gym": True}, "generation_config is required"),
     ]:
         arguments = {"num_generations_per_prompt": 2, "max_seq_len": 16, **settings}
-        with pytest.raises(AssertionError, match=told):
+        with pytest.raises(AssertionError, match=message):
             RolloutManager(TOKENIZER, {}, **arguments)  # type: ignore[arg-type]
 
 
-def test_the_path_is_chosen_by_the_flag() -> None:
+def test_use_nemo_gym_chooses_the_implementation() -> None:
     native = RolloutManager(TOKENIZER, {}, 2, 16, policy_generation=POLICY)
     assert isinstance(native._impl, AsyncRolloutImpl) and native._impl.max_rollout_turns == 999999
     capped = RolloutManager(TOKENIZER, {}, 2, 16, 3, POLICY, CONFIG)
@@ -94,7 +94,7 @@ def test_the_path_is_chosen_by_the_flag() -> None:
 
 
 class Buffer(PromptGroupBuffer):
-    """Writes down what is done to it."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Buffer(PromptGroupBuffer):
 
 
 class Scripted:
-    """Stands in the place of an implementation; each call does what comes next."""
+    """Replaces an implementation. Each call does the next step of the script."""
 
     def __init__(self, *script: Exception | Callable[[], Any] | None) -> None:
         self.script = list(script)
@@ -158,7 +158,7 @@ def test_pushing_needs_a_buffer() -> None:
         push(manager)
 
 
-def test_b1_infrastructure_failures_wait_longer_each_time() -> None:
+def test_b1_delay_grows_with_each_infrastructure_failure() -> None:
     errors = [RolloutTimeout("slow")] * 5
     manager, _, slept = manager_of(*errors, max_infra_attempts=6, backoff_base_s=0.5, max_backoff_s=3)
     assert push(manager) is RolloutOutcome.COMMITTED
@@ -166,7 +166,7 @@ def test_b1_infrastructure_failures_wait_longer_each_time() -> None:
     assert manager.stats.as_metrics()["rollout/redispatch_total/RolloutTimeout"] == 5.0
 
 
-def test_b2_a_group_is_stamped_with_the_versions_it_began_and_ended_with() -> None:
+def test_b2_group_has_the_weight_versions_of_its_begin_and_end() -> None:
     manager, buffer, _ = manager_of(lambda: manager.set_weight_version(5))
     manager.set_weight_version(3)
     assert push(manager, target_step=9) == "committed"
@@ -175,7 +175,7 @@ def test_b2_a_group_is_stamped_with_the_versions_it_began_and_ended_with() -> No
     assert group.weight_versions == (3, 5)
 
 
-def test_b5_every_try_has_a_slot_of_its_own_and_gives_it_back() -> None:
+def test_b5_every_failed_attempt_removes_its_own_slot() -> None:
     errors = [ConnectionError("gone")] * 3
     manager, buffer, _ = manager_of(*errors, max_infra_attempts=3, max_consecutive_dropped_prompts=1)
     assert push(manager) is RolloutOutcome.SKIPPED
@@ -185,13 +185,13 @@ def test_b5_every_try_has_a_slot_of_its_own_and_gives_it_back() -> None:
     assert buffer.reserved == 0 and len(buffer) == 0
 
 
-def test_data_failures_are_tried_again_at_once_within_their_own_budget() -> None:
+def test_data_failures_are_retried_without_delay_within_their_own_budget() -> None:
     manager, _, slept = manager_of(ValueError("odd"), max_data_attempts=2)
     assert push(manager) is RolloutOutcome.COMMITTED and slept == []
     assert manager.stats.as_metrics()["rollout/data_retry_total"] == 1.0
 
 
-def test_without_skips_the_original_error_goes_up() -> None:
+def test_original_error_is_raised_if_no_prompt_may_be_skipped() -> None:
     error = ValueError("odd")
     manager, _, _ = manager_of(error)
     with pytest.raises(ValueError) as failed:
@@ -199,7 +199,7 @@ def test_without_skips_the_original_error_goes_up() -> None:
     assert failed.value is error
 
 
-def test_prompts_are_skipped_until_the_run_has_skipped_too_many() -> None:
+def test_prompts_are_skipped_up_to_the_limit_of_the_run() -> None:
     manager, _, _ = manager_of(*[ValueError("odd")] * 3, max_skipped_prompts=2)
     assert [push(manager, idx) for idx in range(2)] == ["skipped", "skipped"]
     with pytest.raises(RolloutDataFailure, match="prompt_idx=2") as failed:
@@ -210,7 +210,7 @@ def test_prompts_are_skipped_until_the_run_has_skipped_too_many() -> None:
     assert metrics["rollout/data_failures_total/ValueError"] == 3.0
 
 
-def test_infrastructure_that_fails_prompt_after_prompt_ends_the_run_unless_one_is_committed() -> None:
+def test_consecutive_dropped_prompts_end_the_run_and_a_commit_resets_the_count() -> None:
     gone = ConnectionError("gone")
     manager, _, _ = manager_of(gone, None, gone, gone, max_consecutive_dropped_prompts=1)
     assert [push(manager, idx) for idx in range(3)] == ["skipped", "committed", "skipped"]
@@ -221,7 +221,7 @@ def test_infrastructure_that_fails_prompt_after_prompt_ends_the_run_unless_one_i
 
 @pytest.mark.parametrize("terminal", TERMINAL)
 @pytest.mark.parametrize("cause", [None, ConnectionError("gone")])
-def test_what_must_end_the_run_is_neither_tried_again_nor_skipped(terminal: Any, cause: Any) -> None:
+def test_terminal_errors_are_neither_retried_nor_skipped(terminal: Any, cause: Any) -> None:
     error = terminal("the end")
     error.__cause__ = cause
     budgets = {"max_infra_attempts": 3, "max_data_attempts": 3}
@@ -235,7 +235,7 @@ def test_what_must_end_the_run_is_neither_tried_again_nor_skipped(terminal: Any,
     assert not any(manager.stats.as_metrics().values())
 
 
-def test_a_running_group_is_registered_with_its_task_and_version_until_it_is_committed() -> None:
+def test_running_group_is_registered_with_task_and_version_until_the_commit() -> None:
     registry: dict[Any, Any] = {}
     seen: list[Any] = []
 
@@ -255,7 +255,7 @@ def test_a_running_group_is_registered_with_its_task_and_version_until_it_is_com
     assert seen == [{0: (True, 4)}, {}]
 
 
-def test_a_cancelled_group_gives_its_slot_back_and_is_not_tried_again() -> None:
+def test_cancelled_group_removes_its_slot_and_is_not_retried() -> None:
     async def play() -> None:
         async def forever() -> None:
             await asyncio.Event().wait()
@@ -273,7 +273,7 @@ def test_a_cancelled_group_gives_its_slot_back_and_is_not_tried_again() -> None:
     asyncio.run(play())
 
 
-def test_trouble_with_giving_a_slot_back_does_not_hide_what_went_wrong() -> None:
+def test_error_while_removing_a_slot_does_not_hide_the_original_error() -> None:
     manager, buffer, _ = manager_of(ValueError("the cause"))
 
     async def broken(group_id: int) -> None:
@@ -284,7 +284,7 @@ def test_trouble_with_giving_a_slot_back_does_not_hide_what_went_wrong() -> None
         push(manager)
 
 
-def test_a_trainer_takes_whole_groups_oldest_first_and_none_that_is_too_old() -> None:
+def test_trainer_takes_groups_oldest_first_and_none_that_is_stale() -> None:
     async def play() -> None:
         buffer = PromptGroupBuffer(max_weight_lag=1)
         for version in (0, 2, 3):

@@ -1,4 +1,4 @@
-"""Time, measured by name."""
+"""Timers measure times by label."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from nemo_rl.utils.timer import Timer
 
 
-def test_what_is_measured_is_reduced_as_asked() -> None:
+def test_measured_times_are_reduced_by_the_chosen_operation() -> None:
     timer = Timer()
     for _ in range(3):
         timer.start("a")
@@ -20,10 +20,10 @@ def test_what_is_measured_is_reduced_as_asked() -> None:
     assert timer.get_timing_metrics("count") == {"a": 3}
 
 
-def test_a_label_is_started_once_and_stopped_once() -> None:
+def test_label_cannot_be_started_or_stopped_twice() -> None:
     timer = Timer()
     timer.start("a")
-    with pytest.raises(ValueError, match="'a' is running"):
+    with pytest.raises(ValueError, match="'a' is already running"):
         timer.start("a")
     timer.stop("a")
     with pytest.raises(ValueError, match="'a' is not running"):
@@ -37,7 +37,7 @@ def test_a_block_that_raises_is_measured_too() -> None:
     assert timer.reduce("a", "count") == 1
 
 
-def test_labels_and_reductions_that_are_not_there_are_told() -> None:
+def test_unknown_labels_and_reductions_are_named() -> None:
     timer = Timer()
     with pytest.raises(KeyError, match="'b'"):
         timer.reduce("b", "sum")

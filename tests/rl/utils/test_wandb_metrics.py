@@ -1,4 +1,4 @@
-"""What W&B gets of a group's metrics."""
+"""Conversion of group metrics for W&B."""
 
 import math
 
@@ -8,7 +8,7 @@ from nemo_rl.experience.metrics import stats
 from nemo_rl.utils.wandb_metrics import as_wandb
 
 
-def test_histograms_and_tables_become_those_of_wandb_and_numbers_stay() -> None:
+def test_histograms_and_tables_become_wandb_objects_and_numbers_stay() -> None:
     table = {"columns": ["Full result"], "data": [["{}"], ["{}"]]}
     metrics = stats([1.0, 0.0], 2, "total_reward") | {"calc/full_result": table, "workers": {0: 3}}
     shown = as_wandb(metrics)
@@ -18,7 +18,7 @@ def test_histograms_and_tables_become_those_of_wandb_and_numbers_stay() -> None:
     assert metrics["total_reward/histogram"] == {"values": [1.0, 0.0]}
 
 
-def test_lists_of_lengths_are_histograms_and_infinite_values_are_left_out_of_one() -> None:
+def test_lists_of_lengths_become_histograms_without_infinite_values() -> None:
     metrics = stats([1.0, math.inf], 2, "calc/odd") | {"histogram/gen_tokens_length": [3, 4, 5]}
     shown = as_wandb(metrics)
     assert sum(shown["calc/odd/histogram"].histogram) == 1
