@@ -12,7 +12,7 @@ from tests.support.commands import NgRun, free_port, run_command, wait_until
 
 WAITING = re.compile(r"^(\d+:0) +calculator_simple_agent +\d+ s +(.*)$", re.M)
 TWO_MODEL_WORKERS = {"policy_model.responses_api_models.openai_model.num_workers": 2}
-REFUSED = re.compile(r"\d+ s in model call 1, \w+ try, 429")
+REFUSED = re.compile(r"\d+ s in model call 1, retry \d+ after 429")
 
 
 async def too_busy(number: int, times: int) -> Output | None:
