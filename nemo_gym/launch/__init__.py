@@ -1,4 +1,4 @@
-"""Hosting: all servers in this process, or a process for each."""
+"""Hosting: all servers in this process, or each in a process of its own."""
 
 from nemo_gym.launch.embedded import host_embedded, open_servers
 

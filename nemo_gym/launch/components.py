@@ -1,5 +1,4 @@
-"""Components: the file that an instance names, its module, its server class; and what to say where there
-is none."""
+"""Components: the file of an instance, its module, its server class, and errors if one is missing."""
 
 import importlib
 import importlib.util
@@ -16,20 +15,20 @@ from nemo_gym.servers.server_base import SimpleServer
 
 
 def find_component(instance: ServerInstance, roots: Sequence[Path]) -> Path:
-    """The file that an instance's entrypoint names."""
+    """The file of an instance's entrypoint."""
     relative = Path(instance.kind, instance.implementation, instance.entrypoint)
     for root in roots:
         if (root / relative).is_file():
             return (root / relative).resolve()
     searched = ", ".join(str(root) for root in roots)
     raise ComponentError(
-        f"{instance.name}: there is no {relative} under {searched}; "
-        "check the implementation's name, or add its root to NEMO_GYM_EXTRA_ROOTS"
+        f"{instance.name}: {relative} not found in {searched}; "
+        "check the name of the implementation, or add its root to NEMO_GYM_EXTRA_ROOTS"
     )
 
 
 def load_module(instance: ServerInstance) -> ModuleType:
-    """The component's entry module, imported."""
+    """Import the component's entry module."""
     file = find_component(instance, component_roots())
     package = f"{instance.kind}.{instance.implementation}"
     try:
@@ -58,7 +57,7 @@ def server_class(instance: ServerInstance, module: ModuleType) -> type[SimpleSer
 
 
 def component_error(instance: ServerInstance, file: Path, error: BaseException, stage: str) -> ComponentError:
-    """What to say of an environment's own code that failed while it was `stage`."""
+    """The error for code of a component that failed while it was `stage`: `imported`, `set up`, `started`."""
     folder = _folder(instance, file)
     where = _where(file, folder, error)
     package = _missing_package(error)
@@ -67,16 +66,16 @@ def component_error(instance: ServerInstance, file: Path, error: BaseException, 
         wanted = f"-r {requirements}" if requirements.is_file() else package
         return ComponentError(
             f"{instance.name}: {where} needs the package {package!r}, which is not installed; "
-            f"pip install {wanted}"
+            f"run: pip install {wanted}"
         )
     return ComponentError(
         f"{instance.name}: {where} raised {type(error).__name__} while it was {stage}: {error}; "
-        f"mend it, or leave {instance.name} out of config_paths"
+        f"fix it, or remove {instance.name} from config_paths"
     )
 
 
 def _missing_package(error: BaseException) -> str | None:
-    """The package that is not installed; None where it is only a part of one that is not there."""
+    """The package that is not installed; None if only a module of an installed package is missing."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     package = error.name.partition(".")[0]
@@ -85,7 +84,7 @@ def _missing_package(error: BaseException) -> str | None:
 
 
 def _where(file: Path, folder: Path, error: BaseException) -> str:
-    """The last line of the component's own code that the error passed."""
+    """The last line of the component's own code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -94,5 +93,5 @@ def _where(file: Path, folder: Path, error: BaseException) -> str:
 
 
 def _folder(instance: ServerInstance, file: Path) -> Path:
-    """The component's folder; its entrypoint may stand deeper."""
+    """The component's folder; its entrypoint may be in a subfolder."""
     return file.parents[len(Path(instance.entrypoint).parts) - 1]

@@ -22,9 +22,9 @@ from nemo_gym.servers.server_base import Hosting, current_hosting
 logger = logging.getLogger(__name__)
 
 STARTUP_S = 300.0
-"""Until a server has started. Generous: some load models first."""
+"""How long a server may take to start. Generous, because some servers load models."""
 SHUTDOWN_S = 5.0
-"""For a server's own shutdown."""
+"""How long a server may take to shut down."""
 
 
 @asynccontextmanager
@@ -32,9 +32,9 @@ async def open_servers(
     config_paths: str | Path | Sequence[str | Path] = (),
     overrides: Mapping[str, Any] | Sequence[str] = (),
 ) -> AsyncIterator[ServerClient]:
-    """Host the servers of these configuration files here; the client talks to them by name.
+    """Host the servers of these configuration files in this process; the client calls them by name.
 
-    `overrides` are what a command line would say: strings such as `"policy_model_name=x"`, or a mapping.
+    `overrides` are those of a command line: strings such as `"policy_model_name=x"`, or a mapping.
     """
     paths = [config_paths] if isinstance(config_paths, str | Path) else list(config_paths)
     async with host_embedded(load_config(paths, overrides_from(overrides))) as client:
@@ -43,7 +43,7 @@ async def open_servers(
 
 @asynccontextmanager
 async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -> AsyncIterator[ServerClient]:
-    """Host the servers of a configuration here while the context is open; those `elsewhere` run already."""
+    """Host the servers of a configuration while the context is open, except those that run `elsewhere`."""
     raise_file_limit()
     servers: dict[str, HostedServer] = {}
     client = ServerClient(config.head_server, config.values, local_servers=servers)
@@ -63,9 +63,9 @@ async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -
 
 @asynccontextmanager
 async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServer) -> AsyncIterator[None]:
-    """The server between its start-up and its shutdown, which never learns of the caller's own trouble.
+    """Run the server from its start-up to its shutdown. Errors of the caller do not reach it.
 
-    Both run in a task of their own, as uvicorn has it, so that one that never ends can be left behind.
+    Both run in a task of their own, as with uvicorn, so that one that never ends can be abandoned.
     """
     started, stop = asyncio.Event(), asyncio.Event()
     living = asyncio.create_task(_live(server, started, stop))
@@ -84,7 +84,7 @@ async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServ
         if await _has_ended(living, longest_s):
             living.result()
         else:
-            logger.warning("%s does not shut down; it is left behind", instance.name)
+            logger.warning("%s: shutdown takes too long; it is abandoned", instance.name)
             living.cancel()
 
 
@@ -97,16 +97,14 @@ async def _live(server: HostedServer, started: asyncio.Event, stop: asyncio.Even
 async def _wait_started(
     instance: ServerInstance, living: "asyncio.Task[None]", started: asyncio.Event
 ) -> None:
-    """Until the server has started; raises what its start-up raises, and ends one that takes too long."""
+    """Wait until the server has started. Raise the error of its start-up; cancel one that takes too long."""
     starting = asyncio.create_task(started.wait())
     try:
         await asyncio.wait({living, starting}, timeout=STARTUP_S, return_when=asyncio.FIRST_COMPLETED)
         if living.done():
             living.result()
         if not started.is_set():
-            raise ServerNotReadyError(
-                f"{instance.name} is not ready after {STARTUP_S:g} s; mend its start-up"
-            )
+            raise ServerNotReadyError(f"{instance.name} is not ready after {STARTUP_S:g} s; fix its start-up")
     finally:
         starting.cancel()
         if not started.is_set():
@@ -137,12 +135,12 @@ def build_hosted(
 
 
 def _redacted(error: ComponentError, config: GymConfig) -> ComponentError:
-    """The same without the secrets that an environment's own message may hold."""
+    """The same error without secrets, which the message of an environment may contain."""
     return ComponentError(redact(str(error), config.secrets))
 
 
 def _application(hosting: Hosting) -> FastAPI:
-    """The component's application: as one of several workers the module's own, if it has one."""
+    """The component's application. For one of several workers, the module's own `app` if it has one."""
     module = load_module(hosting.instance)
     app = getattr(module, "app", None) if hosting.worker is not None else None
     if isinstance(app, FastAPI):
@@ -158,7 +156,7 @@ def _application(hosting: Hosting) -> FastAPI:
 
 @contextmanager
 def _current(client: ServerClient) -> Iterator[None]:
-    """What `ServerClient.load_from_global_config()` gives meanwhile; may be left in another task."""
+    """Make `ServerClient.load_from_global_config()` return this client. May be exited in another task."""
     before = current_client.get()
     current_client.set(client)
     try:

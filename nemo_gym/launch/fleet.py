@@ -1,6 +1,6 @@
-"""A process for each server, behind a head server.
+"""Server processes, one per server, behind a head server.
 
-Invariant: when the context is left, however it is left, none of the processes is still there.
+Invariant: when the context ends, for whatever reason, all these processes have ended.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class FleetConfig(BaseNeMoGymCLIConfig):
-    """How server processes are looked after."""
+    """How server processes are started and restarted."""
 
     startup_timeout_s: float = Field(default=300.0, gt=0)
-    """Longest time, in seconds, until every server accepts requests. Generous: some load models first."""
+    """Seconds until every server must accept requests. Generous, because some servers load models."""
     restart_policy: Literal["off", "on_failure"] = "off"
-    """What happens when a server's process dies: `off` stops all with exit code 1, `on_failure` starts it
-    again at the same address."""
+    """What to do when a server's process dies. `off`: stop all servers with exit code 1. `on_failure`: start
+    the process again at the same address."""
     max_restarts: int = Field(default=3, ge=0)
-    """With `restart_policy=on_failure`: how often one server is started again before all stop."""
+    """With `restart_policy=on_failure`: how often one server is restarted before all are stopped."""
 
 
 class Fleet:
@@ -44,7 +44,7 @@ class Fleet:
         *,
         only: Collection[str] | None = None,
     ) -> None:
-        """`only`: the names of those that get a process; None: all."""
+        """`only`: the names of the servers to start; None for all."""
         self._options = options
         self.processes = [
             ServerProcess(config, instance, port, worker, on_line)
@@ -54,7 +54,7 @@ class Fleet:
         ]
 
     def statuses(self) -> list[ServerStatus]:
-        """One entry for each process, as the head server serves it."""
+        """One entry per process, for the head server."""
         return [
             ServerStatus(
                 name=process.name,
@@ -70,7 +70,7 @@ class Fleet:
         ]
 
     async def start(self) -> None:
-        """Start all at once; the first that fails ends the attempt."""
+        """Start all at the same time; raise the first error."""
         starts = [
             asyncio.ensure_future(process.start(self._options.startup_timeout_s))
             for process in self.processes
@@ -83,16 +83,16 @@ class Fleet:
             await asyncio.gather(*starts, return_exceptions=True)
 
     async def watch(self) -> None:
-        """Runs until a server dies for good, which it raises."""
+        """Run until a server dies and is not to be restarted; raise that as an error."""
         async with asyncio.TaskGroup() as watchers:
             for process in self.processes:
                 watchers.create_task(self._watch_one(process))
 
     def raise_deaths(self) -> None:
-        """Once all are stopped: raise the death of a server that the watch was ended too soon to see."""
+        """After all are stopped: raise an error for a server that died before `watch` noticed."""
         for process in self.processes:
             if process.status == "died" and self._is_final(process):
-                raise ServerDiedError(process.obituary())
+                raise ServerDiedError(process.death_message())
 
     def _is_final(self, process: ServerProcess) -> bool:
         return self._options.restart_policy == "off" or process.restarts >= self._options.max_restarts
@@ -101,12 +101,12 @@ class Fleet:
         while True:
             await process.ended()
             if self._is_final(process):
-                raise ServerDiedError(process.obituary())
-            logger.warning("%s", process.obituary())
+                raise ServerDiedError(process.death_message())
+            logger.warning("%s", process.death_message())
             logger.warning(
-                "starting %s again (%d of %d)", process.name, process.restarts + 1, self._options.max_restarts
+                "restarting %s (%d of %d)", process.name, process.restarts + 1, self._options.max_restarts
             )
-            with suppress(ServerDiedError):  # one more death, as any other
+            with suppress(ServerDiedError):  # counted as one more death
                 await process.restart(self._options.startup_timeout_s)
 
     async def stop(self) -> None:
@@ -115,7 +115,7 @@ class Fleet:
 
 @asynccontextmanager
 async def run_fleet(config: GymConfig, options: FleetConfig, on_line: LogLine) -> AsyncIterator[Fleet]:
-    """The servers, to be started, behind a head server that answers; all stopped when the context is left."""
+    """The servers, not started yet, behind a running head server. All are stopped when the context ends."""
     fleet = Fleet(config, options, on_line)
     head = HeadServer(config=config.head_server, masked_config=config.masked(), statuses=fleet.statuses)
     async with serve_head(head):

@@ -1,10 +1,9 @@
 """Component folders as Python packages, without collisions.
 
-Every component's modules live under one name, `<kind>.<implementation>.<module>`, and come from one folder,
-whichever root it stands under: a component never takes part of itself from a namesake. Inside a component
-the siblings can also be imported by their bare names (`app`, `utils`), as a script could: the import
-statement of that component's modules, and of no others, looks beside it first. Both spellings give the
-same module.
+The modules of a component are named `<kind>.<implementation>.<module>` and all come from the same folder,
+never partly from a component of the same name in another root. Inside a component, its modules can also be
+imported by their bare names (`app`, `utils`), as in a script: import statements in these modules, and only
+there, search the component's folder first. Both names refer to the same module.
 """
 
 import builtins
@@ -23,18 +22,18 @@ from nemo_gym.types import SERVER_KINDS
 
 
 def use_component_imports() -> "_ComponentFinder":
-    """Let components be imported by their names."""
+    """Make components importable by their names."""
     for finder in sys.meta_path:
         if isinstance(finder, _ComponentFinder):
             return finder
     finder = _ComponentFinder()
-    # Before the finder of ordinary modules, after any that wants a say first, as pytest's does.
+    # Before the finder of ordinary modules, but after finders that others put first, such as pytest's.
     sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
     return finder
 
 
 def point_at(package: str, folder: Path) -> None:
-    """Make `<kind>.<implementation>` mean this folder, also if it meant another before."""
+    """Make `<kind>.<implementation>` refer to this folder, even if it referred to another before."""
     finder = use_component_imports()
     importlib.invalidate_caches()
     kind = importlib.import_module(package.partition(".")[0])
@@ -50,11 +49,11 @@ def point_at(package: str, folder: Path) -> None:
 
 
 class _ComponentFinder(MetaPathFinder):
-    """Finds the modules of components under all roots and gives them the component's own import."""
+    """Finds modules of components in all roots and gives them the import function of their component."""
 
     def __init__(self) -> None:
         self.folders: dict[str, Path] = {}
-        """The folders of the packages that are being pointed at them."""
+        """The folders of packages while `point_at` imports them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -80,7 +79,7 @@ class _ComponentLoader(SourceFileLoader):
 
 
 def _import_of(module_name: str) -> Any:
-    """The import function of a component's modules: its siblings come first."""
+    """The import function of a component's modules: it searches the component's folder first."""
     package = ".".join(module_name.split(".")[:2])
 
     def import_siblings_first(
@@ -107,13 +106,13 @@ def _is_sibling(package: str, name: str) -> bool:
     for folder in getattr(sys.modules.get(package), "__path__", ()):
         if Path(folder, f"{name}.py").is_file() or Path(folder, name, "__init__.py").is_file():
             return True
-        if Path(folder, name).is_dir():  # a package without its own file gives way to any other
+        if Path(folder, name).is_dir():  # a namespace package gives way to any other module
             return importlib.util.find_spec(name) is None
     return False
 
 
 def _comes_from(package: str, folder: Path) -> bool:
-    """Whether the package is imported, and from this folder alone."""
+    """Whether the package is imported, and only from this folder."""
     known = sys.modules.get(package)
     if known is None or [Path(path).resolve() for path in known.__path__] != [folder]:
         return False
@@ -126,7 +125,7 @@ def _modules_of(package: str) -> list[str]:
 
 
 def _first_folder(kind: str, implementation: str) -> Path | None:
-    """The folder that a component's name means to an ordinary import."""
+    """The folder that an ordinary import of a component uses."""
     folders = [Path(folder, implementation) for folder in _folders_of(kind)]
     with_app = [folder for folder in folders if (folder / "app.py").is_file()]
     return next((folder for folder in (*with_app, *folders) if folder.is_dir()), None)

@@ -1,4 +1,4 @@
-"""Leaving a process although code of an environment does not end: threads that block, tasks that go on."""
+"""Exits a process even if code of an environment does not end: blocked threads, tasks that keep running."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ import threading
 
 
 class Leaving:
-    """Ends this process after a while, unless it is done before: `within`, later `done`."""
+    """Exits this process after a delay, unless it ends before: call `within`, later `done`."""
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
 
     def within(self, seconds: float, exit_code: int, last_words: str = "") -> None:
-        """End this process after so long, if it has not ended by itself then."""
+        """Exit this process after this time, if it has not ended by then."""
 
         def leave() -> None:
             sys.stderr.write(last_words)
@@ -27,7 +27,7 @@ class Leaving:
         self._timer.start()
 
     def done(self) -> None:
-        """Whatever it was for is over; only threads that still run would keep the process."""
+        """Cancel the exit, unless threads are still running and would keep the process alive."""
         if self._timer is not None and not _has_threads():
             self._timer.cancel()
 

@@ -1,23 +1,23 @@
-"""What a server process writes, as lines that may be shown: no secret stands in them, not even in parts."""
+"""The output of a server process as lines without secrets, not even parts of one."""
 
 from collections.abc import Collection
 
 from nemo_gym.config import redact
 
 _LONGEST = 65_536
-"""Bytes after which a line is shown in pieces."""
+"""Bytes after which a line is split."""
 _LONGEST_URL = 1_024
-"""Characters within which the credentials of a URL are recognised."""
+"""The longest URL in which credentials are recognised across a split, in characters."""
 
 
 class LogLines:
-    """Bytes in as they come, lines out when they are whole."""
+    """Takes bytes as they arrive, returns complete lines."""
 
     def __init__(self, secrets: Collection[str]) -> None:
         self._secrets = secrets
         self._rest = b""
         self._kept_back = max(map(len, secrets), default=0) + _LONGEST_URL
-        """Of a line in pieces, what waits for the next bytes: a secret may have begun there."""
+        """How much of a split line waits for the next bytes, because a secret may begin there."""
 
     def feed(self, data: bytes) -> list[str]:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -26,7 +26,7 @@ class LogLines:
         return [self._shown(line) for line in lines]
 
     def end(self) -> list[str]:
-        """The last line, if it was left without an end."""
+        """The last line, if no newline ended it."""
         rest, self._rest = self._rest, b""
         return [self._shown(rest)] if rest else []
 

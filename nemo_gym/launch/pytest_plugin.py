@@ -1,4 +1,4 @@
-"""A pytest plugin: the modules of a component under test import their siblings as they do when hosted."""
+"""A pytest plugin: modules of a component under test import each other as they do when hosted."""
 
 from collections.abc import Generator
 
@@ -9,6 +9,6 @@ from nemo_gym.launch.imports import use_component_imports
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests() -> Generator[None, object, object]:
-    """Before any of the component's own files is imported."""
+    """Runs before any file of the component is imported."""
     use_component_imports()
     return (yield)

@@ -1,7 +1,7 @@
 """One server in a process of its own. Started by `nemo_gym.launch.fleet`, never by hand.
 
-The parent hands over the configuration on standard input and keeps that pipe open: when it closes, the
-parent is gone and this process ends. The status pipe carries one line up: ready, or why not.
+The parent sends the configuration to standard input and keeps that pipe open. When the pipe closes, the
+parent has ended, and this process ends too. It writes one line to the status pipe: ready, or an error.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for descriptor in (options.listener_fd, options.status_fd):
-        os.set_inheritable(descriptor, False)  # what the environment starts must not hold the port
+        os.set_inheritable(descriptor, False)  # child processes of the environment must not keep the port
     config = config_from_bytes(sys.stdin.buffer.readline())
     parent = _Parent(_take_standard_input())
     threading.Thread(target=parent.watch, daemon=True).start()
@@ -45,22 +45,22 @@ def main() -> None:
         client = ServerClient(config.head_server, config.values)
         hosted = build_hosted(config, options.instance, client, worker=options.worker)
     except NeMoGymError as error:
-        _tell(options.status_fd, {"error": str(error)})
+        _report(options.status_fd, {"error": str(error)})
         sys.exit(error.exit_code)
     hosted.app.add_middleware(_StartUpErrors, status_fd=options.status_fd)
-    # uvicorn puts its own handler over this one, and raises the signal again once it has stopped.
+    # uvicorn replaces this handler, and raises the signal again after it has stopped.
     signal.signal(signal.SIGTERM, parent.end)
-    parent.asks_first.set()
+    parent.can_stop_server.set()
     serve(
         hosted,
         config.server(options.instance),
         listener=listener,
-        on_ready=lambda: _tell(options.status_fd, {"ready": True}),
+        on_ready=lambda: _report(options.status_fd, {"ready": True}),
     )
 
 
 def _take_standard_input() -> int:
-    """The pipe to the parent, away from what the environment starts: that finds its own input empty."""
+    """The pipe to the parent, moved away from standard input, so that child processes do not inherit it."""
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -69,7 +69,7 @@ def _take_standard_input() -> int:
 
 
 class _StartUpErrors:
-    """Middleware: reports an error at start-up that says what to do, instead of uvicorn's traceback."""
+    """Middleware: sends an error of the server's start-up to the parent, instead of uvicorn's traceback."""
 
     def __init__(self, app: ASGIApp, status_fd: int) -> None:
         self._app = app
@@ -91,7 +91,7 @@ class _StartUpErrors:
             await self._app(scope, receive, send_unless_failed)
         except NeMoGymError as error:
             if failed:
-                _tell(self._status_fd, {"error": str(error)})
+                _report(self._status_fd, {"error": str(error)})
                 os._exit(error.exit_code)
             raise
         finally:
@@ -99,30 +99,30 @@ class _StartUpErrors:
                 await send(message)
 
 
-def _tell(status_fd: int, message: dict[str, object]) -> None:
+def _report(status_fd: int, message: dict[str, object]) -> None:
     os.write(status_fd, encode_json(message) + b"\n")
 
 
 class _Parent:
-    """Whoever started this process: when it is gone, so is this process and everything that it started."""
+    """The parent process. When it ends, this process and all its children end too."""
 
     def __init__(self, lifeline: int) -> None:
         self._lifeline = lifeline
-        self.asks_first = threading.Event()
-        """Set once there is a server that a signal stops in good order."""
+        self.can_stop_server = threading.Event()
+        """Set when there is a server that a signal stops in good order."""
         self._gone = threading.Event()
 
     def watch(self) -> None:
         while os.read(self._lifeline, 4096):
             pass
         self._gone.set()
-        if self.asks_first.is_set():
+        if self.can_stop_server.is_set():
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(GRACE_S + 2)
         os.killpg(0, signal.SIGKILL)
 
     def end(self, number: int, frame: FrameType | None) -> None:
-        """The last thing that SIGTERM does."""
+        """Handle SIGTERM after the server has stopped."""
         if self._gone.is_set():
             os.killpg(0, signal.SIGKILL)
         signal.signal(number, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""One server process as its parent sees it: started, listened to, stopped.
+"""A server process, seen from its parent: start it, read its output, stop it.
 
-The pipes are this module's own, not asyncio's: a process that the server started inherits their other
-ends, and asyncio would wait for that one too before it tells that the server has ended.
+The pipes are created here and not by asyncio. Children of the server inherit their other ends, and asyncio
+would report the end of the server only when these children have ended too.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from nemo_gym.launch.logs import LogLines
 from nemo_gym.servers.serve import GRACE_S, listen
 
 LogLine = Callable[[str, str], None]
-"""Takes a server's name and one line that it wrote."""
+"""Called with a server's name and one line that it wrote."""
 
 _CHUNK = 65_536
 _PORT_FREED_S = 5.0
-"""How long what is left of a killed process may take to let go of its port."""
+"""How long the port of a killed process may stay in use."""
 
-_ENDED_AS_ASKED = (0, -signal.SIGTERM)
+_EXITS_OF_SIGTERM = (0, -signal.SIGTERM)
 
 
 class _Pipe(NamedTuple):
@@ -39,7 +39,7 @@ class _Pipe(NamedTuple):
 
 @dataclass
 class ServerProcess:
-    """A worker of a server. `start`, then `stop`; `ended` gives its exit code when it is over."""
+    """A worker of a server: `start`, then `stop`. `ended` waits for its exit code."""
 
     config: GymConfig
     instance: ServerInstance
@@ -52,7 +52,7 @@ class ServerProcess:
     _process: asyncio.subprocess.Process | None = None
     _pump: asyncio.Task[None] | None = None
     _lifeline: asyncio.WriteTransport | None = None
-    """Its standard input: the configuration, then nothing until this process is gone."""
+    """Its standard input: the configuration, then nothing; it closes when this process ends."""
 
     @property
     def name(self) -> str:
@@ -67,10 +67,10 @@ class ServerProcess:
         await self._start(bind(self.instance, self.port), timeout_s)
 
     async def restart(self, timeout_s: float) -> None:
-        """Start it again at the same address, once it has ended."""
+        """Start it again at the same address, after it has ended."""
         self.restarts += 1
         self.kill()
-        self._let_go()
+        self._close_pipes()
         await self._start(await self._bind_again(), timeout_s)
 
     async def _start(self, listener: socket.socket, timeout_s: float) -> None:
@@ -79,7 +79,7 @@ class ServerProcess:
         with ExitStack() as ours:
             for end in (status.read, config.write, output.read):
                 ours.enter_context(end)
-            # Only the child listens: when it dies, callers are refused instead of left waiting.
+            # Only the child keeps the socket: when it dies, callers are refused and do not wait.
             with listener, status.write, config.read, output.write:
                 self._process = await self._spawn(listener, status.write, config.read, output.write)
             ours.pop_all()
@@ -101,13 +101,13 @@ class ServerProcess:
         if self.worker is not None:
             options.append(f"--worker={self.worker}")
         return await asyncio.create_subprocess_exec(
-            # -P: modules in the working directory are no more in the way than in this process.
+            # -P: do not import modules from the working directory, as in this process.
             *(sys.executable, "-u", "-P", "-m", "nemo_gym.launch.server_main", *options),
             stdin=config,
             stdout=output,
             stderr=output,
             pass_fds=(listener.fileno(), status.fileno()),
-            start_new_session=True,  # Ctrl-C in the terminal reaches the parent alone
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the parent
         )
 
     async def _bind_again(self) -> socket.socket:
@@ -126,42 +126,44 @@ class ServerProcess:
             lambda: asyncio.StreamReaderProtocol(reader), status
         )
         ending = asyncio.create_task(self.ended())
-        telling = asyncio.create_task(reader.readline())
+        reporting = asyncio.create_task(reader.readline())
         try:
             done, _ = await asyncio.wait(
-                {telling, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                {reporting, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
-            if telling in done and not telling.result():  # the pipe is closed: it ends, or never tells
+            if (
+                reporting in done and not reporting.result()
+            ):  # the pipe is closed: the process ends, or never reports
                 done, _ = await asyncio.wait({ending}, timeout=timeout_s)
-            line = telling.result() if telling in done else b""
+            line = reporting.result() if reporting in done else b""
         finally:
-            telling.cancel()
+            reporting.cancel()
             ending.cancel()
             transport.close()
         if not done:
             raise ServerNotReadyError(
                 f"{self.name} is not ready after {timeout_s:g} s; its last lines:\n{self.tail()}\n"
-                "Mend its start-up, or allow more time with +startup_timeout_s=<seconds>"
+                "Fix its start-up, or allow more time with +startup_timeout_s=<seconds>"
             )
         message = decode_json(line) if line else {}
         if "error" in message:
             raise ComponentError(message["error"])
         if "ready" not in message:
             await self.ended()
-            raise ServerDiedError(self.obituary())
+            raise ServerDiedError(self.death_message())
 
     async def ended(self) -> int:
-        """Wait for the process to end and for its last line; gives the exit code."""
+        """Wait for the process to end and for its last line; returns the exit code."""
         assert self._process is not None and self._pump is not None
         code = await self._process.wait()
-        # What it started may hold the pipe open.
+        # Its children may keep the pipe open.
         await asyncio.wait({self._pump}, timeout=1.0)
         if self.status != "stopped":
             self.status = "died"
         return code
 
-    def obituary(self) -> str:
-        """What to tell of a process that died."""
+    def death_message(self) -> str:
+        """The message about a process that died."""
         code = self._process.returncode if self._process is not None else None
         how = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
         return f"{self.name} died ({how}); its last lines:\n{self.tail()}"
@@ -170,31 +172,31 @@ class ServerProcess:
         return "\n".join(f"  {line}" for line in self.last_lines) or "  (it wrote nothing)"
 
     async def stop(self) -> None:
-        """End the process and everything it started: asked first, then made to."""
+        """Stop the process and its children: first with SIGTERM, then with SIGKILL."""
         if self._process is None:
             return
         self.status = "stopped"
-        made_to = False
+        was_killed = False
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
-                # Not its own `terminate`: that takes the exit code of a dead process from the event loop.
+                # Not `terminate`: it would take the exit code of a dead process from the event loop.
                 os.kill(self._process.pid, signal.SIGTERM)
             try:
                 await asyncio.wait_for(self._process.wait(), GRACE_S + 2)
             except TimeoutError:
-                made_to = True
+                was_killed = True
         self.kill()
-        if await self.ended() not in _ENDED_AS_ASKED and not made_to:
-            self.status = "died"  # before it was asked, though nobody had noticed
-        self._let_go()
+        if await self.ended() not in _EXITS_OF_SIGTERM and not was_killed:
+            self.status = "died"  # before SIGTERM, but not noticed yet
+        self._close_pipes()
 
     def kill(self) -> None:
-        """End what is left of the process and its descendants at once."""
+        """Kill the process group immediately."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _let_go(self) -> None:
+    def _close_pipes(self) -> None:
         """Close the pipes to a process that has ended."""
         if self._lifeline is not None and not self._lifeline.is_closing():
             self._lifeline.abort()
@@ -221,13 +223,13 @@ class ServerProcess:
 
 
 def bind(instance: ServerInstance, port: int) -> socket.socket:
-    """A listening socket for a server, made before its process so that a taken port is known at once."""
+    """A listening socket for a server, created before its process, to detect a port in use early."""
     try:
         return listen(instance.host, port)
     except OSError as error:
         raise PortInUseError(
-            f"{instance.name} cannot listen on {instance.host}:{port}: {error.strerror}; stop whoever does, "
-            f"or set another port with +{instance.path}.port=<port>"
+            f"{instance.name} cannot listen on {instance.host}:{port}: {error.strerror}; stop the program "
+            f"that uses it, or set another port with +{instance.path}.port=<port>"
         ) from error
 
 

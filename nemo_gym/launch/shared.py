@@ -1,4 +1,4 @@
-"""Servers of which a run has one, however many processes its rollouts are played in."""
+"""Servers that all worker processes of a run share."""
 
 import asyncio
 import logging
@@ -15,19 +15,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes of a run are told."""
+    """The configuration for the worker processes of a run."""
 
     config: GymConfig
-    """With the addresses of the servers that run already."""
+    """With the addresses of the shared servers."""
     names: frozenset[str] = frozenset()
-    """Of those."""
+    """The names of the shared servers."""
 
 
 @asynccontextmanager
 async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
-    """The servers whose class says `is_one_per_run`, each in a process of its own meanwhile.
+    """Run the servers whose class says `is_one_per_run`, each in a process of its own.
 
-    One that dies is started again, as often as `ng_run +restart_policy=on_failure` would.
+    One that dies is restarted, as often as `ng_run +restart_policy=on_failure` would restart it.
     """
     names = frozenset(instance.name for instance in config.servers if _is_shared(instance))
     if not names:
@@ -52,7 +52,7 @@ def _is_shared(instance: ServerInstance) -> bool:
 
 
 async def _watch(fleet: Fleet) -> None:
-    """Rollouts that call a server which is gone for good fail by themselves; here it is only told why."""
+    """Log why a server is gone. Rollouts that call it fail by themselves."""
     try:
         await fleet.watch()
     except* Exception as errors:

@@ -311,7 +311,7 @@ def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: Runs) -> None:
         collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=1)
         collector.wait_until(lambda: gate.waiting == 4)
         os.kill(served.pid_of(runs.agent), signal.SIGKILL)
-        collector.wait_until(lambda: f"starting {runs.agent} again" in served.output)
+        collector.wait_until(lambda: f"restarting {runs.agent}" in served.output)
         gate.open()
         assert collector.wait() == 0, collector.output
     runs.check_complete()

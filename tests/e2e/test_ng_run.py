@@ -264,7 +264,7 @@ def test_server_that_dies_is_restarted_up_to_the_limit(folder: Path) -> None:
         assert not any(map(is_running, remains))
         os.kill(second, signal.SIGTERM)
         assert run.wait() == 1
-        assert "starting chatty again (1 of 1)" in run.output
+        assert "restarting chatty (1 of 1)" in run.output
         assert "ServerDiedError: chatty died (signal SIGTERM)" in run.output
 
 
@@ -294,7 +294,7 @@ def test_server_that_dies_during_a_restart_uses_up_its_restarts(folder: Path) ->
         (folder / "resources_servers/brittle/fragile").touch()
         os.kill(children_of(run.process.pid)[0], signal.SIGKILL)
         assert run.wait() == 1
-        assert "starting brittle again (2 of 2)" in run.output
+        assert "restarting brittle (2 of 2)" in run.output
         assert "ServerDiedError: brittle died (exit code 7)" in run.output
 
 

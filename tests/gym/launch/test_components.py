@@ -201,7 +201,7 @@ def test_component_that_is_not_there_says_where_it_was_looked_for(folder: Path) 
         folder, {"no.yaml": "gone: {resources_servers: {goner: {entrypoint: app.py, domain: other}}}"}
     )
     message = load_error("no.yaml")
-    assert "gone: there is no resources_servers/goner/app.py under" in message
+    assert "gone: resources_servers/goner/app.py not found in" in message
     assert str(folder) in message and "NEMO_GYM_EXTRA_ROOTS" in message
 
 
