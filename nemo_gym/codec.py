@@ -1,6 +1,6 @@
-"""JSON to and from bytes, the one way everywhere; Python's own codec where the fast one refuses.
+"""JSON encoding and decoding, used everywhere. Falls back to Python's codec if the fast one refuses.
 
-Invariant: what JSON can say comes back as it was; a whole number of any size stays exact.
+Invariant: data that JSON can represent is unchanged after encoding and decoding, including large integers.
 """
 
 import json
@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, from_json
 
 
 def encode_json(value: Any) -> bytes:
-    """Plain data or a pydantic model as JSON. A model sends what was set on it; NaN becomes null."""
+    """Plain data or a pydantic model as JSON. Only fields set on a model are included; NaN becomes null."""
     try:
         if isinstance(value, BaseModel):
             return value.model_dump_json(exclude_unset=True).encode()
@@ -23,16 +23,16 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(data: bytes | str) -> Any:
-    """JSON as plain data. NaN and Infinity, which Python's writers emit, are read too."""
+    """JSON as plain data. Also accepts NaN and Infinity, which Python writes."""
     try:
-        # Not orjson: it makes a float of a whole number beyond 64 bits.
+        # Not orjson: it reads integers beyond 64 bits as floats.
         return from_json(data, cache_strings="keys")
     except ValueError:
         return json.loads(data)
 
 
 def _encode_slowly(value: Any) -> bytes:
-    """For keys that are not strings, whole numbers beyond 64 bits, text with half a surrogate pair."""
+    """For keys that are not strings, integers beyond 64 bits, and text with a lone surrogate."""
     text = json.dumps(value, default=_plain)
     finite = json.loads(text, parse_constant=lambda _: None)
     return json.dumps(finite, separators=(",", ":")).encode()

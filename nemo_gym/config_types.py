@@ -44,14 +44,14 @@ __all__ = [
 
 
 class BaseNeMoGymCLIConfig(BaseModel):
-    """What one command reads. Validates from the whole merged configuration; other keys are ignored."""
+    """Base class of a command's settings. Validated from the whole configuration; other keys are ignored."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
     def _plain_data(cls, data: Any) -> Any:
-        """A DictConfig validates like the dict it stands for."""
+        """Validate a DictConfig like a dict."""
         if isinstance(data, BaseModel | dict):
             return data
         from omegaconf import DictConfig, OmegaConf
@@ -85,7 +85,7 @@ def is_server_ref(value: object) -> bool:
 
 
 class Domain(StrEnum):
-    """The capability an environment exercises."""
+    """The capability that an environment trains or tests."""
 
     MATH = "math"
     CODING = "coding"
@@ -126,14 +126,14 @@ class BenchmarkDatasetConfig(DatasetConfig):
 
 
 class BaseServerConfig(BaseModel):
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
 
 
 class BaseRunServerConfig(BaseServerConfig):
-    """What every server block of a configuration file has."""
+    """The fields of every server block in a configuration file."""
 
     entrypoint: str
     domain: Domain | str | None = None
@@ -142,19 +142,19 @@ class BaseRunServerConfig(BaseServerConfig):
 
 
 class BaseRunServerInstanceConfig(BaseRunServerConfig):
-    """A server block together with the instance name it stands under."""
+    """A server block with the name of its instance."""
 
     name: str
 
 
 class AggregateMetricsRequest(BaseModel):
-    """Body of POST /aggregate_metrics: rollouts as the verifier answered them."""
+    """Body of POST /aggregate_metrics: rollouts as the verifier returned them."""
 
     verify_responses: list[dict[str, Any]]
 
 
 class AggregateMetrics(BaseModel):
-    """Answer of POST /aggregate_metrics."""
+    """Response of POST /aggregate_metrics."""
 
     agent_metrics: dict[str, Any] = Field(default_factory=dict)
     key_metrics: dict[str, Any] = Field(default_factory=dict)

@@ -1,30 +1,30 @@
-"""The exception tree. An error a user can cause says what was wrong, where, and what to do.
+"""The exception tree. An error that users can cause says what is wrong, where, and what to do.
 
 NeMoGymError
 ├── ConfigError                     also a ValueError; a command ends with exit code 2
-│   ├── ConfigPathNotFoundError     a file named in config_paths is not there
-│   ├── ConfigSyntaxError           a file is not YAML, an override is not in the grammar
-│   ├── ConfigMissingValuesError    `???` or an interpolation left without a value
-│   ├── InheritPathNotFoundError    inherit_from / copy names a node that is not there
-│   ├── ServerRefNotFoundError      a reference names a server that is not there
-│   ├── AlmostServerError           a block looks like a server and does not validate
+│   ├── ConfigPathNotFoundError     a file in config_paths does not exist
+│   ├── ConfigSyntaxError           a file is not valid YAML, or an override does not follow the grammar
+│   ├── ConfigMissingValuesError    `???` or an interpolation without a value
+│   ├── InheritPathNotFoundError    inherit_from / copy refers to a node that does not exist
+│   ├── ServerRefNotFoundError      a reference names a server that is not defined
+│   ├── AlmostServerError           a block looks like a server but is not valid
 │   ├── ComponentError              an app.py that cannot be found, imported or built
 │   ├── InputError                  a row of the input that cannot be played
-│   └── ChangedInputsError          a resumed run that is not the run it resumes
+│   └── ChangedInputsError          a resumed run differs from the run it would resume
 ├── HostingError                    a server cannot be hosted; exit code 2
-│   ├── PortInUseError              somebody else listens where a server should
-│   ├── ServerNotReadyError         a server did not answer in time
+│   ├── PortInUseError              another program listens on a server's port
+│   ├── ServerNotReadyError         a server did not start in time
 │   └── ServerDiedError             a server's process ended; exit code 1
-├── HeadServerUnreachableError      nobody answers at the head server's address; exit code 2
-├── OutputInUseError                another process collects into the same output; exit code 2
+├── HeadServerUnreachableError      no head server responds at its address; exit code 2
+├── OutputInUseError                another process writes the same output; exit code 2
 ├── JournalError                    a file of the run cannot be read or written; exit code 1
-├── WorkerError                     worker processes that cannot be started, or die again and again
-└── JudgeError                      a call to a judge model failed: no verdict, not a wrong answer
+├── WorkerError                     worker processes cannot be started, or die repeatedly
+└── JudgeError                      a call to a judge model failed: there is no verdict
 """
 
 
 class NeMoGymError(Exception):
-    """Base of all errors raised on purpose here."""
+    """Base class of all errors that this package raises deliberately."""
 
     exit_code = 1
 

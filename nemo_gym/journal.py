@@ -1,7 +1,7 @@
-"""JSONL files that survive whatever kills their writer.
+"""JSONL files that survive the death of their writer.
 
-Invariant: a line that `append` returned from is whole in the file; a write that fails leaves no part of a
-line behind. What a killed writer left unfinished is found by `recover`, and kept in a file of its own.
+Invariant: when `append` returns, the whole line is in the file; a write that fails leaves no part of a line.
+`recover` finds an incomplete line of a killed writer and moves it to a separate file.
 """
 
 import os
@@ -21,21 +21,21 @@ from nemo_gym.errors import InputError, JournalError
 
 class Line(NamedTuple):
     number: int
-    """From 1."""
+    """Counted from 1."""
     offset: int
-    """Of its first byte in the file."""
+    """The offset of its first byte in the file."""
     data: bytes
-    """Without its end."""
+    """Without the newline."""
     is_ended: bool
-    """False for a last line that no newline ends."""
+    """False for a last line without a newline."""
 
 
 READ_BYTES = 1 << 18
-"""What is read at once of a file that is read line by line."""
+"""Buffer size for reading a file line by line."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Every line of a file with its place."""
+    """Every line of a file with its position."""
     offset = 0
     with path.open("rb", READ_BYTES) as file:
         for number, data in enumerate(file, 1):
@@ -45,7 +45,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def line_numbers(path: Path, offsets: Iterable[int]) -> dict[int, int]:
-    """The numbers of the lines that begin at some offsets."""
+    """The line numbers of the lines that start at these offsets."""
     wanted, found = set(offsets), dict[int, int]()
     if not wanted:
         return found
@@ -54,11 +54,11 @@ def line_numbers(path: Path, offsets: Iterable[int]) -> dict[int, int]:
             found[line.offset] = line.number
             if len(found) == len(wanted):
                 return found
-    raise InputError(f"{path}: changed while it was read; do it again when no run is writing it")
+    raise InputError(f"{path}: changed while it was read; try again when no run writes it")
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every JSON object of a file with its line number, blank lines left out; any other line is an error."""
+    """Every JSON object of a file with its line number. Blank lines are skipped; other lines are errors."""
     try:
         for line in read_lines(path):
             if line.data.strip():
@@ -70,21 +70,21 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def json_object(data: bytes, place: str) -> dict[str, Any]:
-    """The object that a line holds; else an error that says where and what it is instead."""
+    """The JSON object in a line; an error with the place if there is none."""
     try:
         value = decode_json(data)
     except (ValueError, RecursionError) as error:
-        reason = str(error).replace("line 1 ", "")  # it is in the place already, and is not 1
-        raise InputError(f"{place}: not JSON: {reason}; write one JSON object a line") from error
+        reason = str(error).replace("line 1 ", "")  # the place has the line number, which is not 1
+        raise InputError(f"{place}: not JSON: {reason}; write one JSON object per line") from error
     if not isinstance(value, dict):
         raise InputError(
-            f"{place}: a {type(value).__name__}, not a JSON object; write one JSON object a line"
+            f"{place}: a {type(value).__name__}, not a JSON object; write one JSON object per line"
         )
     return value
 
 
 class Journal:
-    """Appends lines to one file. One writer a file."""
+    """Appends lines to a file. A file has one writer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,11 +96,11 @@ class Journal:
         self._is_synced = True
 
     def append(self, line: bytes) -> int:
-        """Write a line; gives the offset of its first byte once the operating system has all of it."""
+        """Write a line; returns the offset of its first byte when the operating system has all of it."""
         offset, data = self.size, line + b"\n"
         try:
             written = os.write(self._file, data)
-            while written < len(data):  # a disk that is nearly full takes a part
+            while written < len(data):  # a disk that is nearly full accepts only a part
                 written += os.write(self._file, data[written:])
         except OSError as error:
             with suppress(OSError):
@@ -111,7 +111,7 @@ class Journal:
         return offset
 
     def sync(self) -> None:
-        """Make what was written survive a power failure too. Blocks; any thread may call it."""
+        """Make all written lines survive a power failure. Blocks; may be called in any thread."""
         if not self._is_synced:
             self._is_synced = True
             try:
@@ -125,7 +125,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_synced = False  # a sync in another thread may not be over
+        self._is_synced = False  # a sync in another thread may still be running
         try:
             self.sync()
         finally:
@@ -133,7 +133,7 @@ class Journal:
 
 
 class SetAside(NamedTuple):
-    """A line that `recover` took out of a file."""
+    """A line that `recover` removed from a file."""
 
     number: int
     reason: str
@@ -141,27 +141,27 @@ class SetAside(NamedTuple):
 
 @dataclass
 class Recovery:
-    """What `recover` found."""
+    """The result of `recover`."""
 
     set_aside: list[SetAside] = field(default_factory=list)
     kept_in: Path | None = None
-    """Where the content of those lines stands now."""
+    """The file that contains these lines now."""
 
 
 Judge = Callable[[bytes], str | None]
-"""Takes a line, perhaps with its end; gives None to keep it, or why it cannot stay."""
+"""Called with a line, perhaps with its newline; returns None to keep it, else the reason to remove it."""
 _NEWLINE = 10
 
 
 def recover(path: Path, judge: Judge) -> Recovery:
-    """Make every line of a file one that the judge accepts; the others move to a file beside it.
+    """Remove all lines that the judge rejects, and write them to a file next to this one.
 
-    A torn last line is cut off in place; for any other line the file is written anew.
+    An incomplete last line is cut off in place; for any other line the whole file is rewritten.
     """
     recovery = Recovery()
     ends_open = False
     good_end = 0
-    """Where the good lines end, in the file as it will be."""
+    """The end of the accepted lines in the repaired file."""
     bad: list[Line] = []
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
@@ -187,18 +187,18 @@ def recover(path: Path, judge: Judge) -> Recovery:
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file so that it is either there with all its content or as it was before."""
+    """Write a file atomically: afterwards it has all the new content, or is unchanged."""
     with new_file(path) as file:
         file.writelines(pieces)
 
 
 class new_file:
-    """`with new_file(path) as file:` puts the file in its place when the block ends well."""
+    """`with new_file(path) as file:` replaces the file when the block ends without an error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            prefix = f".{path.name.lstrip('.')}."  # as `remove_leftovers` looks for it
+            prefix = f".{path.name.lstrip('.')}."  # `remove_leftovers` searches for this prefix
             descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
         except OSError as error:
             raise cannot_write(path, error) from error
@@ -229,7 +229,7 @@ class new_file:
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:
-    """Remove what killed writers left of new content for these files. Only for who has them to himself."""
+    """Remove temporary files of killed writers. Only call it if no other process writes these files."""
     for path in paths:
         for leftover in path.parent.glob(f".{escape(path.name)}.*.tmp"):
             with suppress(OSError):
@@ -237,7 +237,7 @@ def remove_leftovers(paths: Iterable[Path]) -> None:
 
 
 def set_aside(paths: Sequence[Path]) -> list[Path]:
-    """Rename the files that are there and not empty, to names that no glob for `.jsonl` finds."""
+    """Rename the existing files to names that no glob for `.jsonl` matches. Empty ones are deleted."""
     moved = []
     for path in paths:
         if not path.exists():
@@ -252,7 +252,7 @@ def set_aside(paths: Sequence[Path]) -> list[Path]:
 
 
 def make_parent(path: Path) -> None:
-    """Create the folder that a file is to stand in."""
+    """Create the folder of a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -262,7 +262,7 @@ def make_parent(path: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> JournalError:
     reason = error.strerror or str(error)
     return JournalError(
-        f"cannot write {path}: {reason}; make room or make it writable, or choose another output with "
+        f"cannot write {path}: {reason}; free disk space, make it writable, or choose another output with "
         "+output_jsonl_fpath=<path>"
     )
 
@@ -277,7 +277,7 @@ def _free_name(path: Path, ending: str) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # some file systems cannot
+    with suppress(OSError):  # not supported by some file systems
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

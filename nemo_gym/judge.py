@@ -1,7 +1,7 @@
-"""Judge models in verifiers. A judge that could not be asked is a failed rollout, not a wrong answer.
+"""Judge models in verifiers. A failed call to a judge makes the rollout fail; it is not a wrong answer.
 
-Wrap the call and not the scoring around it: an answer that came and cannot be read is for the verifier to
-score, an answer that did not come is a JudgeError.
+Wrap only the call, not the scoring: if the judge's response cannot be parsed, the verifier decides the score;
+if there is no response, a JudgeError is raised.
 """
 
 import functools
@@ -35,20 +35,20 @@ async def call_judge(
     url_path: str = "/v1/responses",
     cookies: Cookies | None = None,
 ) -> ResponseT:
-    """Ask the judge model `server_name`; any failure of the call is a JudgeError."""
+    """Call the judge model `server_name`; any failure of the call raises a JudgeError."""
 
-    async def ask() -> ResponseT:
+    async def call() -> ResponseT:
         response = await server_client.post(
             server_name=server_name, url_path=url_path, json=json, cookies=cookies
         )
         await raise_for_status(response)
         return response_type.model_validate(await get_response_json(response))
 
-    return await reraise_judge_errors(ask())
+    return await reraise_judge_errors(call())
 
 
 async def reraise_judge_errors(call: Awaitable[T]) -> T:
-    """Await a call to a judge; whatever it raises comes out as a JudgeError."""
+    """Await a call to a judge; any error it raises becomes a JudgeError."""
     try:
         return await call
     except JudgeError:
@@ -58,35 +58,35 @@ async def reraise_judge_errors(call: Awaitable[T]) -> T:
 
 
 def judge_failsafe(verify: Callable[..., Any]) -> Callable[..., Any]:
-    """A `verify` that answers a JudgeError with reward 0 and the class under which the rollout is filed."""
+    """Wrap `verify`: a JudgeError becomes a response with reward 0 and the failure class `judge_failed`."""
 
     @functools.wraps(verify)
-    async def verify_or_file(*args: Any, **kwargs: Any) -> Any:
+    async def verify_or_report(*args: Any, **kwargs: Any) -> Any:
         try:
             return await verify(*args, **kwargs)
         except JudgeError as error:
-            return _filed(error, (*args, *kwargs.values()))
+            return _failure_response(error, (*args, *kwargs.values()))
 
     @functools.wraps(verify)
-    def verify_or_file_blocking(*args: Any, **kwargs: Any) -> Any:
+    def verify_or_report_blocking(*args: Any, **kwargs: Any) -> Any:
         try:
             return verify(*args, **kwargs)
         except JudgeError as error:
-            return _filed(error, (*args, *kwargs.values()))
+            return _failure_response(error, (*args, *kwargs.values()))
 
     is_coroutine = any(map(inspect.iscoroutinefunction, (verify, inspect.unwrap(verify))))
-    return verify_or_file if is_coroutine else verify_or_file_blocking
+    return verify_or_report if is_coroutine else verify_or_report_blocking
 
 
-def _filed(error: JudgeError, arguments: tuple[Any, ...]) -> Response:
-    # The last one: before it may stand the server itself, which is a model too.
+def _failure_response(error: JudgeError, arguments: tuple[Any, ...]) -> Response:
+    # The last one is the body: the server itself is a model too, and comes first.
     bodies = [value for value in arguments if isinstance(value, BaseModel | dict)]
     row = bodies[-1] if bodies else {}
     if isinstance(row, BaseModel):
         row = row.model_dump(mode="json", exclude_unset=True)
-    filed = {
+    failure = {
         "reward": 0.0,
         NG_FAILURE_CLASS_KEY: FailureKind.JUDGE_FAILED.value,
         NG_JUDGE_ERROR_KEY: str(error),
     }
-    return Response(encode_json(row | filed), media_type="application/json")
+    return Response(encode_json(row | failure), media_type="application/json")

@@ -1,45 +1,45 @@
-"""Names of the files beside a rollouts file."""
+"""Paths of the files next to a rollouts file."""
 
 from pathlib import Path
 
 
 def failures_path_for(output_path: str | Path) -> Path:
-    """Where the rollouts that failed in the end are recorded."""
+    """The failures file: rollouts that failed after all attempts."""
     return _beside(output_path, "_failures.jsonl")
 
 
 def materialized_path_for(output_path: str | Path) -> Path:
-    """Where the rows stand as they are sent to the agents."""
+    """The materialized inputs: the plan of the run."""
     return _beside(output_path, "_materialized_inputs.jsonl")
 
 
 def manifest_path_for(output_path: str | Path) -> Path:
-    """Where the identity of the run and its ledger stand."""
+    """The manifest: the identity of the run, and its ledger."""
     return _beside(output_path, "_manifest.json")
 
 
 def aggregate_metrics_path_for(output_path: str | Path) -> Path:
-    """Where the metrics of every agent stand."""
+    """The aggregate metrics: the metrics of each agent."""
     return _beside(output_path, "_aggregate_metrics.json")
 
 
 def reward_profile_path_for(output_path: str | Path) -> Path:
-    """Where the rewards of each task stand."""
+    """The reward profile: the rewards of each task."""
     return _beside(output_path, "_reward_profiling.jsonl")
 
 
 def agent_metrics_path_for(output_path: str | Path) -> Path:
-    """Where a reward profile puts the metrics of every agent."""
+    """The agent metrics that belong to a reward profile."""
     return _beside(output_path, "_agent_metrics.json")
 
 
 def status_path_for(output_path: str | Path) -> Path:
-    """Where a running collection says what it is doing; it is gone when the collection is."""
+    """The status file of a running collection; deleted when the collection ends."""
     return _beside(output_path, "_status.json")
 
 
 def files_of_run(output_path: str | Path) -> list[Path]:
-    """All that a run leaves: the output itself and what stands beside it."""
+    """All files of a finished run: the output and the files next to it."""
     beside = (
         materialized_path_for,
         failures_path_for,

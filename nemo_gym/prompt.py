@@ -1,7 +1,7 @@
 """Prompt templates: a YAML file with `user` and `system` builds `responses_create_params.input` of a row.
 
-Invariant: a `{field}` is filled once, from the row; braces in what is filled in stay as they are. No row is
-changed in place, and an output file is either whole or as it was before.
+Invariant: each `{field}` is replaced once, by a value of the row; braces in that value are not interpreted.
+Rows are not changed in place, and an output file is complete or unchanged.
 """
 
 import json
@@ -42,19 +42,19 @@ _INPUT = "input"
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 _MORE_THAN_A_NAME = re.compile(r"[.\[\]!:]|^\s|\s$")
 _FIX = "write {name} for a top-level field of the row, {{ and }} for literal braces"
-# Not codec's: spaces after commas and colons are how models have seen most JSON.
+# Not the codec's: with spaces after commas and colons, as in most JSON that models have seen.
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class PromptConfig(BaseModel):
-    """The messages that a task begins with. `{field}` is filled from the row's top-level fields."""
+    """The first messages of a task. `{field}` is replaced by a top-level field of the row."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     user: str
     """Template of the user message."""
     system: str | None = None
-    """Template of the system message; without it there is none."""
+    """Template of the system message; None for no system message."""
 
     @field_validator("user", "system")
     @classmethod
@@ -65,7 +65,7 @@ class PromptConfig(BaseModel):
 
 
 def load_prompt_config(path: str | Path) -> PromptConfig:
-    """The prompt in a YAML file; a relative path is looked for under the component roots."""
+    """The prompt in a YAML file; a relative path is searched for in the component roots."""
     file = _find(path, "prompt config")
     try:
         return PromptConfig.model_validate(load_yaml_file(file))
@@ -84,20 +84,20 @@ def fill_prompt(prompt_config: PromptConfig, row: Row) -> list[Message]:
 
 
 def validate_prompt_compatibility(rows: Iterable[Row], prompt_config: PromptConfig | None = None) -> None:
-    """Refuse rows that have an input already, all in one error. That is the same for every prompt."""
+    """Raise one error for all rows that already have an input. The prompt does not matter."""
     _refuse_conflicts([index for index, row in enumerate(rows) if _has_input(row)])
 
 
 def apply_prompt_to_row(row: Row, prompt_config: PromptConfig) -> dict[str, Any]:
-    """A copy of the row whose `responses_create_params.input` is the prompt; all else is kept.
+    """A copy of the row with the prompt as its `responses_create_params.input`.
 
-    An input that is there already is replaced: `validate_prompt_compatibility` is what refuses it.
+    An existing input is replaced; use `validate_prompt_compatibility` to refuse it.
     """
     params = row.get(RESPONSES_CREATE_PARAMS_KEY_NAME)
     if params is not None and not isinstance(params, Mapping):
         raise ConfigError(
             f"{RESPONSES_CREATE_PARAMS_KEY_NAME} is a {type(params).__name__}, not an object; "
-            "correct it, or leave it out and the prompt makes one"
+            "correct it, or remove it; the prompt then creates one"
         )
     built = {**(params or {}), _INPUT: fill_prompt(prompt_config, row)}
     return {**row, RESPONSES_CREATE_PARAMS_KEY_NAME: built}
@@ -108,9 +108,10 @@ def materialize_prompts(
     output_jsonl_fpath: str | Path,
     prompt_config: PromptConfig | str | Path,
 ) -> int:
-    """Write the input's rows with the prompt applied; gives their number. A prompt may be named by its file.
+    """Write the rows of the input with the prompt applied; returns their number.
 
-    A relative input is looked for under the component roots, a relative output is in the working directory.
+    The prompt may be a path. A relative input is searched for in the component roots; a relative output is in
+    the working directory.
     """
     prompt = prompt_config if isinstance(prompt_config, PromptConfig) else load_prompt_config(prompt_config)
     source = _find(input_jsonl_fpath, "input")
@@ -150,11 +151,11 @@ def _field_name(token: re.Match[str]) -> str:
     shown = token[0] if len(token[0]) <= 40 else f"{token[0][:37]}..."
     name = token[0][1:-1]
     if len(token[0]) == 1:
-        problem = f"`{shown}` stands alone"
+        problem = f"`{shown}` is unmatched"
     elif not name:
-        problem = "`{}` names no field"
+        problem = "`{}` has no field name"
     elif _MORE_THAN_A_NAME.search(name):
-        problem = f"{shown!r} is not just a field's name"
+        problem = f"{shown!r} is not only a field name"
     else:
         return name
     line = token.string.count("\n", 0, token.start()) + 1
@@ -170,7 +171,7 @@ def _filled(template: str, row: Row) -> str:
         if field not in row:
             has = ", ".join(map(str, row)) or "no fields"
             raise ConfigError(
-                f"the prompt's field {field!r} is not in the row, which has {has}; "
+                f"the row has no field {field!r}, which the prompt uses; it has {has}; "
                 f"add it to the row or correct the prompt ({_FIX})"
             )
         value = row[field]
@@ -187,13 +188,13 @@ def _refuse_conflicts(indices: Sequence[int]) -> None:
     if indices:
         rows = f"row{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
         raise ConfigError(
-            f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.{_INPUT} is there already in {rows} (counted from 0), and a "
+            f"{RESPONSES_CREATE_PARAMS_KEY_NAME}.{_INPUT} is already set in {rows} (counted from 0), and a "
             "prompt config would replace it; remove it from the data, or run without the prompt config"
         )
 
 
 def _write_rows(file: IO[bytes], source: Path, prompt: PromptConfig) -> int:
-    """One pass: after the first conflict nothing is written, the others are only found."""
+    """Write the rows in one pass. After the first conflict, only look for further conflicts."""
     count, conflicts = 0, []
     for number, row in read_objects(source):
         if _has_input(row):
@@ -209,7 +210,7 @@ def _write_rows(file: IO[bytes], source: Path, prompt: PromptConfig) -> int:
 
 @contextmanager
 def _located(place: str) -> Iterator[None]:
-    """Puts the place before the message of an error."""
+    """Prefix the message of an error with the place."""
     try:
         yield
     except ConfigError as error:
@@ -230,23 +231,27 @@ def _find(path: str | Path, what: str) -> Path:
     try:
         found = find_file(path, roots)
     except OSError as error:
-        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}; check it") from error
+        raise ConfigError(
+            f"{what} {str(path)!r} cannot be read: {error.strerror}; check its permissions"
+        ) from error
     if found is None:
-        searched = "" if expand(path).is_absolute() else f" under {', '.join(map(str, roots))}"
+        searched = "" if expand(path).is_absolute() else f" in {', '.join(map(str, roots))}"
         raise ConfigPathNotFoundError(f"{what} {str(path)!r}: no such file{searched}; check the spelling")
     return found
 
 
 def _problem(detail: "ErrorDetails") -> str:
-    """What pydantic found wrong in a prompt file, and what to write instead."""
+    """An error that pydantic found in a prompt file, and how to correct it."""
     key = ".".join(map(str, detail["loc"]))
     match detail["type"]:
         case "missing":
-            return f'{key!r} is missing; add it: `{key}: "{{question}}"` fills in the row\'s field question'
+            return (
+                f'{key!r} is missing; for example, `{key}: "{{question}}"` uses the field question of the row'
+            )
         case "extra_forbidden":
-            return f"unknown key {key!r}; a prompt has 'user' and, if wanted, 'system'"
+            return f"unknown key {key!r}; a prompt has 'user' and, optionally, 'system'"
         case "string_type":
             kind = type(detail["input"]).__name__
-            return f"{key!r} is a {kind}, not text; write the message's template, in quotes"
+            return f"{key!r} is a {kind}, not text; write the template of the message in quotes"
         case _:
             return f"{key!r}: {detail['msg'].removeprefix('Value error, ')}"

@@ -1,7 +1,7 @@
-"""Rollout records: the key and the agent of each, and the reading of files that hold them.
+"""Records of rollouts: their keys and agents, and how files of them are read.
 
-A line that is no rollout is an error that names file and line; `BadLines` decides whether it ends the reading
-or the line is left out and told of.
+A line that is not a rollout is an error with file and line number. `BadLines` decides whether it is raised,
+or the line is skipped and listed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,16 +33,16 @@ class Key(NamedTuple):
 
 
 def packed(key: tuple[int, int]) -> int:
-    """A key as one whole number that sorts like it: small enough to keep millions."""
+    """The packed key: one integer that sorts like the key, small enough to keep millions in memory."""
     return key[0] << _ROLLOUT_BITS | key[1]
 
 
-def unpacked(name: int) -> Key:
-    return Key(name >> _ROLLOUT_BITS, name & (1 << _ROLLOUT_BITS) - 1)
+def unpacked(packed_key: int) -> Key:
+    return Key(packed_key >> _ROLLOUT_BITS, packed_key & (1 << _ROLLOUT_BITS) - 1)
 
 
 def parsed(line: bytes) -> Any:
-    """A line as data; raises ValueError where it is torn."""
+    """A line as data; raises ValueError if it is not valid JSON."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -50,7 +50,7 @@ def parsed(line: bytes) -> Any:
 
 
 def key_of(record: Record) -> Key | None:
-    """The key; None where an index is none, `True` or beyond what `packed` holds."""
+    """The key; None if an index is missing, not an integer, or too large for a packed key."""
     task, rollout = record.get(TASK_INDEX_KEY_NAME), record.get(ROLLOUT_INDEX_KEY_NAME)
     if type(task) is int and type(rollout) is int and 0 <= task <= _MOST and 0 <= rollout <= _MOST:
         return Key(task, rollout)
@@ -58,7 +58,7 @@ def key_of(record: Record) -> Key | None:
 
 
 def are_indices(values: Sequence[Any]) -> bool:
-    """Whether each of these, of which there is one at least, can be part of a key."""
+    """Whether all of these values can be part of a key. There must be at least one."""
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= _MOST
 
 
@@ -69,33 +69,33 @@ def agent_of(record: Record) -> str:
 
 @dataclass
 class BadLines:
-    """What becomes of lines that cannot be used."""
+    """How lines that cannot be used are handled."""
 
     are_skipped: bool = False
-    """Whether they are left out and counted; else the first ends the reading."""
+    """Whether they are skipped and counted; otherwise the first raises an error."""
     count: int = 0
     first: list[str] = field(default_factory=list)
-    """What is wrong with the first of them."""
+    """The messages of the first of them."""
 
     def take(self, error: InputError) -> None:
-        """Raise it, or count the line as left out."""
+        """Raise the error, or count the line as skipped."""
         if not self.are_skipped:
             raise error
         self.count += 1
         if len(self.first) < _MOST_NAMED:
             self.first.append(str(error).removesuffix(f", {SKIP_HINT}"))
 
-    def told(self) -> list[str]:
-        """What was left out, in lines for people."""
+    def warning_lines(self) -> list[str]:
+        """A warning that lists the skipped lines; empty if there are none."""
         if not self.count:
             return []
-        head = f"warning: {self.count} line{'s' if self.count > 1 else ''} left out:"
+        head = f"warning: {self.count} line{'s' if self.count > 1 else ''} skipped:"
         more = [f"  … and {self.count - len(self.first)} more"] if self.count > len(self.first) else []
         return [head, *(f"  {text}" for text in self.first), *more]
 
 
 _MOST_NAMED = 10
-SKIP_HINT = "or leave such lines out with +skip_bad_lines=true"
+SKIP_HINT = "or skip such lines with +skip_bad_lines=true"
 
 
 class RolloutLine(NamedTuple):
@@ -110,7 +110,7 @@ class RolloutLine(NamedTuple):
 def read_rollouts(
     path: Path, bad_lines: BadLines | None = None, *, once: bool = False
 ) -> Iterator[RolloutLine]:
-    """Every rollout of a file; with `once`, one whose key stood there before is a bad line."""
+    """Every rollout of a file; with `once`, a rollout whose key occurred before is a bad line."""
     bad_lines = BadLines() if bad_lines is None else bad_lines
     first_lines: dict[int, int] = {}
     for line, record in read_records(path, bad_lines):
@@ -125,7 +125,7 @@ def read_rollouts(
 
 
 def read_records(path: Path, bad_lines: BadLines) -> Iterator[tuple[Line, Record]]:
-    """Every JSON object of a file with its line; blank lines are none."""
+    """Every JSON object of a file with its line. Blank lines are skipped."""
     try:
         for line in read_lines(path):
             if line.data.strip():
@@ -137,7 +137,7 @@ def read_records(path: Path, bad_lines: BadLines) -> Iterator[tuple[Line, Record
                     yield line, record
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read: {error.strerror}; check its name and make it readable"
+            f"{path}: cannot be read: {error.strerror}; check its name and permissions"
         ) from error
 
 
@@ -148,34 +148,34 @@ def _checked_record(path: Path, line: Line) -> Record:
     except (ValueError, RecursionError) as error:
         if not line.is_ended:
             raise InputError(
-                f"{place}: the last line is torn, as a killed run leaves it; finish the run first: collect "
-                f"again with +output_jsonl_fpath={path} +resume_from_cache=true, {SKIP_HINT}"
+                f"{place}: the last line is incomplete, probably because a run was killed; finish that run: "
+                f"collect again with +output_jsonl_fpath={path} +resume_from_cache=true, {SKIP_HINT}"
             ) from error
         raise InputError(f"{place}: not JSON: {error}; repair or remove the line, {SKIP_HINT}") from error
     if not isinstance(record, dict):
-        raise InputError(f"{place}: not a JSON object, so no rollout; name a file of rollouts, {SKIP_HINT}")
+        raise InputError(f"{place}: not a JSON object, so not a rollout; give a rollouts file, {SKIP_HINT}")
     return record
 
 
 def checked_rollout(path: Path, line: Line, record: Record) -> RolloutLine:
-    """A line as a rollout; refuses what is none."""
+    """A line as a rollout; raises an error if it is not one."""
     place = f"{path}:{line.number}"
     key = key_of(record)
     if key is None:
         raise InputError(
-            f"{place}: no rollout: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be whole numbers; "
-            f"name a file of rollouts, {SKIP_HINT}"
+            f"{place}: not a rollout: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be integers; "
+            f"give a rollouts file, {SKIP_HINT}"
         )
     agent = agent_of(record)
     if not agent:
         raise InputError(
-            f'{place}: names no agent; add "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}} to it, {SKIP_HINT}'
+            f'{place}: has no agent; add "{AGENT_REF_KEY_NAME}": {{"name": "<agent>"}} to it, {SKIP_HINT}'
         )
     return RolloutLine(line, record, key, agent)
 
 
 def refuse_repeated(path: Path, rollout: RolloutLine, first_lines: dict[int, int]) -> None:
-    """Refuse a rollout whose key stood in an earlier line; `first_lines` are those seen so far."""
+    """Raise an error if the key occurred in an earlier line; `first_lines` holds the keys seen so far."""
     number = rollout.line.number
     first = first_lines.setdefault(packed(rollout.key), number)
     if first != number:

@@ -1,4 +1,4 @@
-"""The wire keys: every name that stands in a row, a rollout or a configuration file."""
+"""Names of keys in rows, rollouts and configuration files."""
 
 from typing import Literal
 
@@ -8,18 +8,18 @@ SERVER_KINDS: tuple[ServerKind, ...] = ("resources_servers", "responses_api_agen
 SESSION_ID_KEY = "session_id"
 
 ACTIVITY_PATH = "/ng_activity"
-"""Where every server process says what the rollouts in it wait for."""
+"""The path at which a server process reports what its rollouts are waiting for."""
 
 TASK_INDEX_KEY_NAME = "_ng_task_index"
 ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
 ATTEMPT_INDEX_KEY_NAME = "_ng_attempt_index"
 NON_FINITE_KEY_NAME = "_ng_non_finite"
-"""The fields of a rollout that were NaN or infinite, which JSON cannot say: null stands there."""
+"""The fields of a rollout that were NaN or infinite. JSON has no such numbers, so their values are null."""
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""The tokens of one model call, on the last item that it generated."""
+"""The token fields of one model call, in the last item that it generated."""
 LOG_PROBS_MODE_KEY_NAME = "generation_log_probs_mode"
-"""Beside them: which log-probabilities they are, in vLLM's words: `raw_logprobs` (before temperature and
-filters) or `processed_logprobs` (after)."""
+"""The kind of log-probabilities, in vLLM's terms: `raw_logprobs` (before temperature and filters) or
+`processed_logprobs` (after)."""
 AGENT_REF_KEY_NAME = "agent_ref"
 RESPONSES_CREATE_PARAMS_KEY_NAME = "responses_create_params"
 RESPONSE_KEY_NAME = "response"

@@ -66,7 +66,7 @@ def run(config: GymConfig, options: CompareConfig) -> int:
         most_flips=options.most_flips,
         bad_lines=bad_lines,
     )
-    for line in bad_lines.told():
+    for line in bad_lines.warning_lines():
         print(line, file=sys.stderr)
     if options.json_output:
         print(json.dumps(found.as_data(), indent=2, allow_nan=False))

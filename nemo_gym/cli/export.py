@@ -31,7 +31,7 @@ def run(config: GymConfig, options: ExportConfig) -> int:
     done = export_rollouts(
         options.input_fpath, options.output_fpath, bad_lines, include_json=options.include_json
     )
-    for line in bad_lines.told():
+    for line in bad_lines.warning_lines():
         print(line, file=sys.stderr)
     columns = "" if done.columns is None else f" ({counted(done.columns, 'column')})"
     written = counted(done.rollouts, "rollout")

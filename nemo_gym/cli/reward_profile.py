@@ -35,7 +35,7 @@ def run(config: GymConfig, options: RewardProfileOptions) -> int:
         allow_partial_rollouts=options.allow_partial_rollouts,
     )
     done = profile_rewards(files, bad_lines)
-    for line in bad_lines.told():
+    for line in bad_lines.warning_lines():
         print(line, file=sys.stderr)
     print(json.dumps(_as_json(done), indent=2) if options.json_output else _as_text(done))
     return 0

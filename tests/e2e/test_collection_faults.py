@@ -25,7 +25,7 @@ def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: Run
     assert collector.wait() == 1
     done = len(runs.recorded())
     assert 4 <= done < 12
-    assert "cannot write results/rollouts.jsonl: File too large; make room" in collector.output
+    assert "cannot write results/rollouts.jsonl: File too large; free disk space" in collector.output
     assert (
         f"The {done} rollouts recorded before are safe; continue with +resume_from_cache=true"
         in collector.output

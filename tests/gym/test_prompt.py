@@ -107,25 +107,25 @@ def test_values_with_braces_are_never_expanded_again() -> None:
 
 
 def test_missing_field_is_named_beside_the_fields_of_the_row() -> None:
-    with pytest.raises(ConfigError, match=r"'answer' is not in the row, which has id, question;"):
+    with pytest.raises(ConfigError, match=r"no field 'answer'.*; it has id, question;"):
         filled("{question} {answer}", {"id": 1, "question": "Why?"})
     with pytest.raises(ConfigError, match="no fields"):
         filled("{answer}", {})
 
 
 BAD_TEMPLATES = {
-    "{": "`{` stands alone",
-    "a } b": "`}` stands alone",
-    "{a": "`{` stands alone",
-    "{{a}": "`}` stands alone",
-    "{a{b}}": "`{` stands alone",
-    "{}": "`{}` names no field",
-    "{a.b}": "'{a.b}' is not just a field's name",
-    "{a[0]}": "'{a[0]}' is not just a field's name",
-    "{a:>5}": "'{a:>5}' is not just a field's name",
-    "{a!r}": "'{a!r}' is not just a field's name",
-    "{ a }": "'{ a }' is not just a field's name",
-    "{ }": "'{ }' is not just a field's name",
+    "{": "`{` is unmatched",
+    "a } b": "`}` is unmatched",
+    "{a": "`{` is unmatched",
+    "{{a}": "`}` is unmatched",
+    "{a{b}}": "`{` is unmatched",
+    "{}": "`{}` has no field name",
+    "{a.b}": "'{a.b}' is not only a field name",
+    "{a[0]}": "'{a[0]}' is not only a field name",
+    "{a:>5}": "'{a:>5}' is not only a field name",
+    "{a!r}": "'{a!r}' is not only a field name",
+    "{ a }": "'{ a }' is not only a field name",
+    "{ }": "'{ }' is not only a field name",
 }
 
 
@@ -142,21 +142,21 @@ def test_template_that_is_more_than_fields_is_refused_when_loaded(
 
 
 def test_bad_template_is_refused_when_built_in_python_too() -> None:
-    with pytest.raises(ValidationError, match="names no field"):
+    with pytest.raises(ValidationError, match="has no field name"):
         PromptConfig(user="{}")
     with pytest.raises(ValidationError, match="sytem"):
         PromptConfig.model_validate({"user": "x", "sytem": "y"})
 
 
 BAD_FILES = {
-    "": "'user' is missing; add it",
-    "system: x": "'user' is missing; add it",
-    "user: x\nsytem: y": "unknown key 'sytem'; a prompt has 'user' and, if wanted, 'system'",
+    "": "'user' is missing; for example",
+    "system: x": "'user' is missing; for example",
+    "user: x\nsytem: y": "unknown key 'sytem'; a prompt has 'user' and, optionally, 'system'",
     "user: 42": "'user' is a int, not text",
     "user: x\nsystem: [1]": "'system' is a list, not text",
     "- user": "not a mapping",
     "user: [x": "expected",
-    "user: x\nuser: y": "stands twice",
+    "user: x\nuser: y": "duplicate key",
     "1: x\nuser: y": "should be strings",
 }
 
@@ -175,7 +175,7 @@ def test_missing_prompt_file_is_named_with_the_folders_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"'prompts/gone.yaml': no such file under .*{tmp_path}"):
+    with pytest.raises(ConfigError, match=f"'prompts/gone.yaml': no such file in .*{tmp_path}"):
         load_prompt_config("prompts/gone.yaml")
     with pytest.raises(ConfigError, match="cannot be read: File name too long"):
         load_prompt_config("x" * 300)
@@ -255,9 +255,12 @@ BAD_ROWS = {
     "not json": ('{"a": nil}', ":3: not JSON: Expecting value: column 7 "),
     "not an object": ("[1]", ":3: a list, not a JSON object"),
     "too deep": ("[" * 100_000, ":3: not JSON: "),
-    "missing field": ('{"q": 1}', ":3: the prompt's field 'question' is not in the row, which has q;"),
+    "missing field": ('{"q": 1}', ":3: the row has no field 'question', which the prompt uses; it has q;"),
     "params": ('{"question": "c", "responses_create_params": 1}', ":3: responses_create_params is a int"),
-    "conflict": ('{"responses_create_params": {"input": []}}', ": responses_create_params.input is there"),
+    "conflict": (
+        '{"responses_create_params": {"input": []}}',
+        ": responses_create_params.input is already set",
+    ),
 }
 
 

@@ -28,7 +28,7 @@ BAD = {
     "no object": ("[1]", "not a JSON object"),
     "no key": (json.dumps({"reward": 1.0}), "_ng_task_index"),
     "negative": (json.dumps(record(-1)), "_ng_task_index"),
-    "no agent": (json.dumps({**record(9), "agent_ref": {}}), "names no agent"),
+    "no agent": (json.dumps({**record(9), "agent_ref": {}}), "has no agent"),
 }
 
 
@@ -46,8 +46,8 @@ def test_the_rest_is_usable_with_the_flag_and_what_was_left_out_is_told(kind: st
     path = written(tmp_path, *GOOD[:2], "", BAD[kind][0], GOOD[2])  # no end of the last line: it is whole
     bad_lines = BadLines(are_skipped=True)
     assert [one.key for one in read_rollouts(path, bad_lines)] == [(0, 0), (1, 0), (2, 0)]
-    head, named = bad_lines.told()
-    assert head == "warning: 1 line left out:"
+    head, named = bad_lines.warning_lines()
+    assert head == "warning: 1 line skipped:"
     assert "rollouts.jsonl:4: " in named
     found = find_rollouts(path, BadLines(are_skipped=True))
     assert [unpacked(name).task for name in found.index.keys] == [0, 1, 2]
@@ -56,7 +56,9 @@ def test_the_rest_is_usable_with_the_flag_and_what_was_left_out_is_told(kind: st
 
 def test_a_torn_last_line_says_how_the_run_is_finished(tmp_path: Path) -> None:
     path = written(tmp_path, *GOOD, '{"reward"')
-    with pytest.raises(InputError, match=r"rollouts\.jsonl:4: the last line is torn.*resume_from_cache=true"):
+    with pytest.raises(
+        InputError, match=r"rollouts\.jsonl:4: the last line is incomplete.*resume_from_cache=true"
+    ):
         list(read_rollouts(path))
 
 
@@ -73,8 +75,8 @@ def test_only_the_first_of_many_bad_lines_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, *["bad"] * 25, GOOD[0])
     bad_lines = BadLines(are_skipped=True)
     assert len(list(read_rollouts(path, bad_lines))) == 1
-    told = bad_lines.told()
-    assert (told[0], told[-1], len(told)) == ("warning: 25 lines left out:", "  … and 15 more", 12)
+    told = bad_lines.warning_lines()
+    assert (told[0], told[-1], len(told)) == ("warning: 25 lines skipped:", "  … and 15 more", 12)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
     shards.load()
     if shards.duplicates.repeated:
         raise _repeated(shards)
-    for text in (*_duplicate_lines(shards.duplicates), *shards.bad_lines.told()):
+    for text in (*_duplicate_lines(shards.duplicates), *shards.bad_lines.warning_lines()):
         notice(text)
     return shards
 

@@ -447,7 +447,7 @@ def test_whatever_the_text_only_printable_characters_are_shown(text: str) -> Non
 def test_a_torn_line_is_named_and_left_out_on_request(a: Path, b: Path) -> None:
     both(a, b)
     b.write_text(b.read_text() + '{"_ng_task_index": 9, "_ng')
-    assert f"{b}:9: the last line is torn" in refused(a, b)
+    assert f"{b}:9: the last line is incomplete" in refused(a, b)
     bad_lines = BadLines(are_skipped=True)
     assert compare_runs(a, b, bad_lines=bad_lines).agents[0].metric.tasks == 4
     assert bad_lines.count == 1

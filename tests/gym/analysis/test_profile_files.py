@@ -166,9 +166,9 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
         ([row(0, 0), "[1]"], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not a materialized input"]),
         ([row(0, 0), "", row(0, 1), row(0, 0)], [result(0, 0)], ["jsonl:4: repeats row 0:0 of line 1"]),
         ([row(0, 0)], [result(0, 0), TORN], ["run.jsonl:2: not JSON"]),
-        ([row(0, 0)], [result(0, 0), {"reward": 1}], ["run.jsonl:2: no rollout"]),
+        ([row(0, 0)], [result(0, 0), {"reward": 1}], ["run.jsonl:2: not a rollout"]),
         ([row(0, 0)], [result(0, 0), result(0, 0)], ["run.jsonl:2: repeats rollout 0:0 of line 1"]),
-        ([row(0, 0)], [result(0, 0, agent_ref=None)], ["run.jsonl:1: names no agent"]),
+        ([row(0, 0)], [result(0, 0, agent_ref=None)], ["run.jsonl:1: has no agent"]),
         (
             [row(0, 0), row(0, 1)],
             [result(0, 1), result(0, 0, agent_ref=OTHER)],
@@ -207,7 +207,7 @@ def test_torn_last_line_is_told_as_such(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 0)])
     with files.rollouts.open("a") as file:
         file.write(TORN)
-    files.assert_refused("run.jsonl:2: the last line is torn", "resume_from_cache=true")
+    files.assert_refused("run.jsonl:2: the last line is incomplete", "resume_from_cache=true")
 
 
 def test_bad_lines_can_be_left_out(files: Files) -> None:
@@ -253,7 +253,7 @@ def test_results_without_a_row_are_left_out_on_demand(files: Files) -> None:
     bad_lines = BadLines(are_skipped=True)
     done = files.profile(bad_lines)
     assert done.summary["completed_rollouts"] == 1
-    assert "run.jsonl:1: rollout 0:1 without a row in " in bad_lines.told()[1]
+    assert "run.jsonl:1: rollout 0:1 without a row in " in bad_lines.warning_lines()[1]
 
 
 def test_files_that_are_not_there_say_which_run_leaves_them(files: Files) -> None:

@@ -382,7 +382,7 @@ BAD_LINES: list[Any] = [rollout(0), TORN, rollout(1), rollout(0, reward=0.0), {"
     [
         ([rollout(0), TORN, rollout(1)], r"in\.jsonl:2: not JSON"),
         ([rollout(0), rollout(1), rollout(0)], r"in\.jsonl:3: repeats rollout 0:0 of line 1"),
-        ([rollout(0), {"reward": 1.0}], r"in\.jsonl:2: no rollout"),
+        ([rollout(0), {"reward": 1.0}], r"in\.jsonl:2: not a rollout"),
     ],
 )
 def test_a_bad_line_is_named_and_the_earlier_output_is_left(

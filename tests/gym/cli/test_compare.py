@@ -195,8 +195,8 @@ def test_mistakes_end_with_one_message(ng: Ng) -> None:
 def test_a_torn_line_ends_it_or_is_left_out_and_told(ng: Ng) -> None:
     with Path("b.jsonl").open("a") as file:
         file.write('{"_ng_task')
-    ng("compare", "a.jsonl", "b.jsonl").assert_complains("b.jsonl:5: the last line is torn")
+    ng("compare", "a.jsonl", "b.jsonl").assert_complains("b.jsonl:5: the last line is incomplete")
     done = ng("compare", "a.jsonl", "b.jsonl", "+skip_bad_lines=true", "--json")
     assert done.code == 0
-    assert done.err.startswith("warning: 1 line left out:\n  b.jsonl:5: ")
+    assert done.err.startswith("warning: 1 line skipped:\n  b.jsonl:5: ")
     assert json.loads(done.out)["agents"][0]["metric"]["tasks"] == 4

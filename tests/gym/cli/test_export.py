@@ -69,7 +69,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
         "Wrote 2 rollouts from rollouts.jsonl to out.parquet (6 columns).\n",
     )
     head, *told = done.err.splitlines()
-    assert head == "warning: 3 lines left out:"
+    assert head == "warning: 3 lines skipped:"
     assert [text.split(": ")[0].strip() for text in told] == [f"rollouts.jsonl:{n}" for n in (2, 4, 5)]
     assert "repeats rollout 0:0 of line 1" in told[1]
 
@@ -78,7 +78,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (line(0) + TORN, "rollouts.jsonl:2: the last line is torn"),
+        (line(0) + TORN, "rollouts.jsonl:2: the last line is incomplete"),
         (line(0) + line(1) + line(0), "rollouts.jsonl:3: repeats rollout 0:0 of line 1"),
     ],
 )

@@ -45,7 +45,7 @@ def test_rows_are_written_with_their_prompts_and_counted(ng: Ng, tmp_path: Path)
     [
         ({"prompt.yaml": "system: x"}, ["prompt.yaml: 'user' is missing"]),
         ({"prompt.yaml": "user: '{a.b}'"}, ["prompt.yaml: 'user': line 1", "'{a.b}'"]),
-        ({"prompt.yaml": "user: '{answer}'"}, ["in.jsonl:1: ", "'answer'", "which has question"]),
+        ({"prompt.yaml": "user: '{answer}'"}, ["in.jsonl:1: ", "'answer'", "it has question"]),
         ({"in.jsonl": '{"question": "a"}\n{"question": '}, ["in.jsonl:2: not JSON"]),
         ({"in.jsonl": '{"responses_create_params": {"input": []}}\n' * 3}, ["in.jsonl: ", "rows 0, 1, 2 "]),
     ],

@@ -76,7 +76,7 @@ def test_json_is_all_that_is_printed(ng: Ng, run: Path) -> None:
         file.write(TORN)
     done = ng("reward_profile", ROLLOUTS, "--allow-partial-rollouts", "--skip_bad_lines=true", "--json")
     assert done.code == 0
-    assert done.err.startswith("warning: 1 line left out:\n  run.jsonl:8: not JSON")
+    assert done.err.startswith("warning: 1 line skipped:\n  run.jsonl:8: not JSON")
     told = json.loads(done.out)
     assert list(told) == ["summary", "agents", "difficulty", "files"]
     assert told["summary"]["missing_rollouts"] == 3

@@ -201,7 +201,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
         "rollouts.jsonl:3: not JSON", "+skip_bad_lines=true"
     )
     done = ng("token_report", "rollouts.jsonl", "+skip_bad_lines=true")
-    assert done.code == 0 and done.err.startswith("warning: 3 lines left out:\n")
+    assert done.code == 0 and done.err.startswith("warning: 3 lines skipped:\n")
     assert "Rollouts: 2, " in done.out
 
 

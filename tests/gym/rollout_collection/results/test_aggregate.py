@@ -224,7 +224,7 @@ def test_line_that_is_no_rollout_is_refused_with_its_place(kind: str) -> None:
 def test_torn_last_line_is_refused_with_what_to_do() -> None:
     write_shard("a.jsonl", [GOOD], json.dumps(rollout(1, 0))[:-3])
     with pytest.raises(
-        InputError, match=r"a\.jsonl:2: .*torn.*output_jsonl_fpath=a\.jsonl.*resume_from_cache"
+        InputError, match=r"a\.jsonl:2: .*incomplete.*output_jsonl_fpath=a\.jsonl.*resume_from_cache"
     ):
         aggregate("a.jsonl")
 
@@ -392,5 +392,5 @@ def test_lines_that_are_no_rollouts_are_left_out_on_demand(caplog: pytest.LogCap
     path = aggregate("?.jsonl", skip_bad_lines=True)
     assert keys(read("all.jsonl")) == [(0, 0), (1, 0), (2, 0)]
     assert entries(path)[0]["agent_metrics"]["mean/reward"] == pytest.approx(2 / 3)
-    assert "warning: 3 lines left out:" in caplog.text
+    assert "warning: 3 lines skipped:" in caplog.text
     assert all(place in caplog.text for place in ("a.jsonl:3: ", "b.jsonl:1: ", "b.jsonl:4: "))
