@@ -65,7 +65,7 @@ def test_run_without_any_success_gives_an_empty_sequence(playground: Playground)
     assert "rollouts_aggregate_metrics.json" not in playground.names()
 
 
-def test_rollout_is_the_answer_with_the_key_and_the_agent_of_the_row(playground: Playground) -> None:
+def test_rollout_is_the_response_with_the_key_and_the_agent_of_the_row(playground: Playground) -> None:
     playground.give(row("a", expected_answer="x", agent_ref={"name": "answering", "more": 1}))
     [rollout] = playground.collect()
     assert rollout == {
@@ -88,7 +88,7 @@ def test_rollout_is_the_answer_with_the_key_and_the_agent_of_the_row(playground:
         {"_ng_task_index": "1", "_ng_rollout_index": None, "agent_ref": None},
     ],
 )
-def test_rows_key_stands_in_the_rollout_whatever_the_agent_says(playground: Playground, said: Row) -> None:
+def test_rollout_has_the_key_of_its_row_whatever_the_agent_returns(playground: Playground, said: Row) -> None:
     playground.answer("1:0", json.dumps({"reward": 0.5, "big": 2**70, **said}))
     playground.collect()
     [rollout] = [one for one in records_of(playground.output) if one["reward"] == 0.5]
@@ -139,7 +139,7 @@ def test_every_rollout_is_one_line_that_strict_readers_take(playground: Playgrou
         "[" * 100_000,
     ],
 )
-def test_answer_that_is_no_scored_rollout_is_a_data_failure(playground: Playground, body: str) -> None:
+def test_response_that_is_not_a_scored_rollout_is_a_data_failure(playground: Playground, body: str) -> None:
     playground.answer("1:0", body)
     assert keys_of(playground.collect()) == ["0:0", "2:0"]
     [failure] = records_of(playground.failures)
@@ -392,7 +392,7 @@ def test_client_is_that_of_the_servers_that_are_open() -> None:
         asyncio.run(run())
 
 
-def test_client_of_a_head_server_that_is_not_there_says_so() -> None:
+def test_client_of_a_missing_head_server_is_an_error_that_says_so() -> None:
     head = BaseServerConfig(host="127.0.0.1", port=free_port())
     with pytest.raises(HeadServerUnreachableError, match=str(head.port)):
         RolloutCollectionHelper().setup_server_client(head)

@@ -58,7 +58,7 @@ def test_tokens_are_those_of_all_rows(playground: Playground) -> None:
     assert int(tokens.replace(",", "")) == pytest.approx(2 * (1_000 + 3 * 9_000), rel=0.01)
 
 
-def test_most_output_tokens_are_told_if_every_row_has_a_bound(playground: Playground) -> None:
+def test_most_output_tokens_are_shown_if_every_row_has_a_limit(playground: Playground) -> None:
     bounded = [
         {"responses_create_params": {"input": "a", "max_output_tokens": bound}} for bound in (100, 1_000)
     ]
@@ -68,7 +68,7 @@ def test_most_output_tokens_are_told_if_every_row_has_a_bound(playground: Playgr
     assert "output tokens" not in told(playground)
 
 
-def test_resumed_dry_run_counts_what_is_done_left_alone_and_left_and_mends_nothing(
+def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_nothing(
     playground: Playground,
 ) -> None:
     playground.answer("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
@@ -88,7 +88,7 @@ def test_resumed_dry_run_counts_what_is_done_left_alone_and_left_and_mends_nothi
     assert playground.played() == ["2:0"]
 
 
-def test_rollouts_used_up_over_all_runs_are_left_alone(
+def test_rollouts_whose_attempts_are_spent_are_skipped(
     playground: Playground, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     playground.answer("1:0", "no rollout")
@@ -157,7 +157,7 @@ def test_without_the_flag_an_earlier_run_does_not_count(playground: Playground) 
     assert content(playground.folder) == before
 
 
-def test_dry_run_from_python_tells_the_same_and_gives_nothing(
+def test_dry_run_from_python_prints_the_same_and_returns_nothing(
     playground: Playground, capsys: Capture
 ) -> None:
     expected = told(playground, AGENTS, num_repeats=2)
@@ -182,5 +182,5 @@ def test_sample_is_the_first_row_without_secrets(playground: Playground) -> None
     assert "sk-secret" not in text
 
 
-def test_misspelt_parameter_is_told(playground: Playground) -> None:
+def test_misspelt_parameter_is_reported(playground: Playground) -> None:
     assert "did you mean temperature?" in told(playground, responses_create_params={"temprature": 0.7})

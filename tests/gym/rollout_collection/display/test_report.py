@@ -38,7 +38,7 @@ def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playgrou
     ]
 
 
-def test_failures_are_told_with_their_causes_and_how_to_resume(
+def test_failures_are_reported_with_their_causes_and_how_to_resume(
     playground: Playground, capsys: Capture
 ) -> None:
     playground.answer("1:0", "no rollout", status=400)
@@ -64,7 +64,7 @@ def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
     assert "\nFailures: " not in told
 
 
-def test_failures_that_are_left_alone_are_this_runs_too(playground: Playground, capsys: Capture) -> None:
+def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: Capture) -> None:
     playground.answer("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
     playground.collect()
     capsys.readouterr()

@@ -30,7 +30,7 @@ def test_worker_processes_cannot_use_servers_of_this_process(playground: Playgro
     assert playground.names() == before, "the earlier run is not set aside"
 
 
-def test_number_of_workers_is_said_to_have_no_effect_where_there_are_none(playground: Playground) -> None:
+def test_num_workers_is_reported_as_unused_without_worker_processes(playground: Playground) -> None:
     config = playground.config(num_workers=3)
     servers = Servers({}, running=ServerClient())
     assert "num_workers has no effect" in executor_named("local").where(config, servers)

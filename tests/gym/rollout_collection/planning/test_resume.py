@@ -93,7 +93,7 @@ def test_metrics_that_an_environment_computes_are_computed_anew(playground: Play
 
 
 @pytest.mark.parametrize("missing", [{"output"}, {"materialized"}, {"output", "materialized"}])
-def test_nothing_to_resume_says_which_file_is_missing_and_starts_afresh(
+def test_without_an_earlier_run_the_missing_file_is_named_and_a_new_run_starts(
     playground: Playground, missing: set[str], capsys: Capture
 ) -> None:
     playground.collect()
@@ -158,7 +158,7 @@ SPOILT: dict[str, tuple[Any, list[str], str]] = {
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_line_that_cannot_stay_is_told_with_its_number_and_set_aside(
+def test_bad_line_is_reported_with_its_number_and_set_aside(
     playground: Playground, capsys: Capture, kind: str
 ) -> None:
     spoil, run_again, told = SPOILT[kind]
@@ -191,7 +191,7 @@ def test_whole_last_line_without_its_end_is_kept(playground: Playground) -> None
 
 
 @pytest.mark.parametrize(("most", "tries"), [(None, [2, 1, 0]), ("1", [1, 0]), ("5", [2, 2, 1, 0, 0])])
-def test_data_failures_are_tried_so_often_over_all_runs(
+def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
     playground: Playground,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
@@ -229,7 +229,7 @@ def test_outages_never_use_up_attempts(playground: Playground, failure_class: st
     assert len(playground.collect(resume_from_cache=True)) == 1
 
 
-def test_terminal_failure_is_never_tried_again(playground: Playground, capsys: Capture) -> None:
+def test_terminal_failure_is_never_attempted_again(playground: Playground, capsys: Capture) -> None:
     playground.answer("1:0", _ng_failure_class="unsafe", _ng_failure_terminal=True)
     playground.collect()
     assert playground.played() == ["0:0", "1:0", "2:0"]
@@ -239,7 +239,7 @@ def test_terminal_failure_is_never_tried_again(playground: Playground, capsys: C
     assert "1 rollouts are skipped" in capsys.readouterr().err
 
 
-def test_rollout_that_is_not_to_be_kept_goes_nowhere_and_is_tried_again(playground: Playground) -> None:
+def test_rollout_with_no_persist_is_not_recorded_and_is_attempted_again(playground: Playground) -> None:
     playground.answer("1:0", _ng_no_persist=True, _ng_failure_class="unlucky")
     for _ in range(4):
         assert keys_of(playground.collect(resume_from_cache=True)) == ["0:0", "2:0"]
@@ -251,7 +251,7 @@ def test_rollout_that_is_not_to_be_kept_goes_nowhere_and_is_tried_again(playgrou
     assert len(playground.collect(resume_from_cache=True)) == 3
 
 
-def test_failures_file_has_one_line_a_key_a_run(playground: Playground) -> None:
+def test_failures_file_has_one_line_per_key_and_run(playground: Playground) -> None:
     playground.answer("0:0", "{}", status=503)
     playground.answer("1:0", "{}", status=503)
     for runs in (1, 2, 3):
@@ -259,7 +259,7 @@ def test_failures_file_has_one_line_a_key_a_run(playground: Playground) -> None:
         assert sorted(keys_of(records_of(playground.failures))) == sorted(["0:0", "1:0"] * runs)
 
 
-def test_torn_failures_file_is_mended_too(playground: Playground, capsys: Capture) -> None:
+def test_torn_failures_file_is_repaired_too(playground: Playground, capsys: Capture) -> None:
     playground.answer("0:0", NO_ROLLOUT)
     playground.answer("1:0", NO_ROLLOUT)
     playground.collect()
@@ -343,7 +343,7 @@ def test_other_model_or_agent_setting_is_refused(
     refuse(playground, told)
 
 
-def test_changes_are_accepted_when_told_so(playground: Playground, capsys: Capture) -> None:
+def test_changes_are_accepted_with_allow_changed_inputs(playground: Playground, capsys: Capture) -> None:
     playground.answer("2:0", NO_ROLLOUT)
     playground.collect()
     playground.played()
@@ -360,7 +360,7 @@ def test_changes_are_accepted_when_told_so(playground: Playground, capsys: Captu
     playground.collect(resume_from_cache=True)  # from now on this is the plan
 
 
-def test_row_that_is_put_right_is_tried_again_however_often_it_has_failed(
+def test_corrected_row_is_attempted_again_however_often_it_has_failed(
     playground: Playground, capsys: Capture
 ) -> None:
     playground.answer("1:0", NO_ROLLOUT)
@@ -442,7 +442,7 @@ def test_rows_at_the_end_of_the_input_are_a_top_up(playground: Playground) -> No
     assert playground.played() == ["3:0"]
 
 
-def test_run_goes_on_without_its_input(playground: Playground, capsys: Capture) -> None:
+def test_run_is_resumed_without_its_input(playground: Playground, capsys: Capture) -> None:
     playground.answer("1:0", NO_ROLLOUT)
     playground.collect()
     playground.played()

@@ -57,7 +57,7 @@ def test_worked_example() -> None:
     assert [one["responses_create_params"]["seed"] for one in rows] == [0, 1, 0, 1, 2, 3]
 
 
-def test_line_that_stands_twice_with_three_repeats_has_rollouts_0_to_5() -> None:
+def test_repeated_line_with_three_repeats_has_rollouts_0_to_5() -> None:
     assert keys(planned(f"{A}\n{A}\n", num_repeats=3)) == [(0, number) for number in range(6)]
 
 
@@ -76,7 +76,7 @@ def test_same_data_in_another_key_order_is_another_task() -> None:
     assert keys(planned(f"{one}\n{two}\n")) == [(0, 0), (1, 0)]
 
 
-def test_byte_order_mark_is_no_part_of_the_first_line() -> None:
+def test_byte_order_mark_is_not_part_of_the_first_line() -> None:
     rows = planned(b"\xef\xbb\xbf" + f"{A}\n{A}\n".encode())
     assert keys(rows) == [(0, 0), (0, 1)]
     assert rows[0]["responses_create_params"] == {"input": "A"}
@@ -115,7 +115,7 @@ def test_task_indices_on_some_rows_only_are_refused(some: tuple[Row, Row]) -> No
 
 
 @pytest.mark.parametrize("index", [-1, "3", 1.5, True, 2**40])
-def test_task_index_that_is_none_is_refused(index: Any) -> None:
+def test_invalid_task_index_is_refused(index: Any) -> None:
     message = refusal(lines(row(_ng_task_index=1), row(_ng_task_index=index)))
     assert message.startswith("in.jsonl:2: ")
     assert repr(index) in message
@@ -165,7 +165,7 @@ def test_row_without_an_agents_name_gets_exactly_the_configured_one(ref: Any) ->
     assert planned(lines(row()))[0]["agent_ref"] == {"name": "agent"}
 
 
-def test_agent_of_the_row_wins_with_all_it_says() -> None:
+def test_agent_ref_of_the_row_wins_and_is_kept_whole() -> None:
     ref = {"type": "responses_api_agents", "name": "mine", "more": [1]}
     assert planned(lines(row(agent_ref=ref)))[0]["agent_ref"] == ref
 
@@ -206,7 +206,7 @@ def test_overrides_win_key_by_key_and_not_deeper() -> None:
         ("[" * 100_000, "not JSON"),
     ],
 )
-def test_line_that_is_no_row_stops_with_file_line_and_reason(line: str, reason: str) -> None:
+def test_line_that_is_not_a_row_is_an_error_with_file_line_and_reason(line: str, reason: str) -> None:
     message = refusal(f"{A}\n\n{line}\n")
     assert message.startswith("in.jsonl:3: ")
     assert reason in message
@@ -217,7 +217,7 @@ def test_line_that_is_not_text_is_named() -> None:
     assert refusal(f"{A}\n".encode() + b'{"a": "\xff"}\n').startswith("in.jsonl:2: ")
 
 
-def test_input_that_is_not_there_says_where_it_was_looked_for(folder: Path) -> None:
+def test_missing_input_is_an_error_that_says_where_it_was_searched_for(folder: Path) -> None:
     config = RolloutCollectionConfig(input_jsonl_fpath="gone.jsonl", output_jsonl_fpath="out.jsonl")
     with pytest.raises(ValueError) as refused:
         RolloutCollectionHelper()._preprocess_rows_from_config(config)

@@ -43,7 +43,7 @@ def test_manifest_identifies_the_run(playground: Playground) -> None:
     assert manifest["ledger"] == ledger
 
 
-def test_manifest_tells_when_a_run_was_resumed(playground: Playground) -> None:
+def test_manifest_says_when_a_run_was_resumed(playground: Playground) -> None:
     playground.answer("1:0", "[]")
     playground.collect()
     started = manifest_of(playground)["started_at"]

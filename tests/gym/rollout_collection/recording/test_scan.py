@@ -57,7 +57,7 @@ def test_every_rollout_is_found_once_with_its_numbers(tmp_path: Path, processes:
 
 
 @pytest.mark.parametrize("place", [0, 33, 98, 99])
-def test_torn_line_is_set_aside_wherever_it_stands(tmp_path: Path, processes: int, place: int) -> None:
+def test_torn_line_is_set_aside_wherever_it_is(tmp_path: Path, processes: int, place: int) -> None:
     lines = [orjson.dumps(record(task)) + b"\n" for task in range(100)]
     lines[place] = lines[place][:30] + b"\n"
     path = tmp_path / "out.jsonl"

@@ -34,7 +34,7 @@ async def serving(handle: Handle) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def test_limits_are_added_up_over_the_servers_that_answer_in_time() -> None:
+def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
     async def run() -> tuple[dict[str, int], float]:
         async with (
             serving(answering('{"rollouts": [], "limits": {"host:1": 16, "host:2": 3}}')) as one,
@@ -66,7 +66,7 @@ def test_limits_of_a_server_that_is_gone_are_forgotten() -> None:
     asyncio.run(run())
 
 
-def test_what_a_server_says_of_a_rollout_stands_in_the_status() -> None:
+def test_status_shows_what_a_server_reports_about_a_rollout() -> None:
     async def run() -> list[str]:
         page = '{"rollouts": [{"rollout": "0:0", "waits_for": "3 s in model call 2", "error": ""}]}'
         status = {"oldest": [{"rollout": name, "waits_for": "the agent"} for name in ("0:0", "1:0")]}

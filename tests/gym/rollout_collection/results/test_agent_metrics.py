@@ -134,7 +134,7 @@ POLICY = ["policy_base_url=http://127.0.0.1:1", "policy_api_key=none", "policy_m
 
 
 @pytest.mark.parametrize("has_own", [True, False])
-def test_stock_agent_answers_for_its_environment(folder: Path, has_own: bool) -> None:
+def test_stock_agent_returns_the_metrics_of_its_environment(folder: Path, has_own: bool) -> None:
     environment = write_component(folder, "shop", SERVER.replace("\n\nANSWER", OWN * has_own + "\n\nANSWER"))
     agent = """
     stock:
@@ -190,7 +190,7 @@ def test_metrics_of_its_own_that_fail_leave_the_default_ones_and_a_note(
     assert len(warnings) == 1 and "failing" in warnings[0].getMessage()
 
 
-def test_agent_that_nobody_serves_gets_the_default_metrics_and_a_note(folder: Path) -> None:
+def test_agent_without_a_server_gets_the_default_metrics_and_a_note(folder: Path) -> None:
     agents = {"gone": [rollout(0)], "plain": [rollout(0)]}
     gone, plain = written(agents, [write_agent(folder, "plain")], reads=False)
     assert "'gone'" in gone["note"]
@@ -209,7 +209,7 @@ def test_agent_that_is_unreachable_gets_the_default_metrics_and_a_note(folder: P
     assert entry["key_metrics"]["mean/reward"] == 1.0
 
 
-def test_without_servers_the_file_says_that_nobody_was_asked() -> None:
+def test_without_servers_the_file_says_that_no_server_was_asked() -> None:
     (entry,) = written({"any": [rollout(0)]}, reads=False)
     assert "no server was available" in entry["note"]
 

@@ -210,7 +210,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("kind", BAD_LINES)
-def test_line_that_is_no_rollout_is_refused_with_its_place(kind: str) -> None:
+def test_line_that_is_not_a_rollout_is_refused_with_its_place(kind: str) -> None:
     write_shard("a.jsonl", [rollout(1, 0)])
     write_shard("b.jsonl", [GOOD], BAD_LINES[kind])
     Path("all.jsonl").write_text("as it was")
@@ -279,7 +279,7 @@ RECORDS = st.builds(rollout, st.integers(0, 3), st.integers(0, 3), st.sampled_fr
 
 
 @given(st.lists(st.lists(RECORDS, max_size=6), min_size=1, max_size=4))
-def test_every_key_stands_once_and_no_different_record_is_lost(shards: list[list[Record]]) -> None:
+def test_every_key_occurs_once_and_no_different_record_is_lost(shards: list[list[Record]]) -> None:
     names = [f"{number}.jsonl" for number in range(len(shards))]
     for name, records in zip(names, shards, strict=True):
         write_shard(name, records)
@@ -357,7 +357,7 @@ def planned(name: str, **by_agent: int) -> None:
     Path(f"{name}_manifest.json").write_text(json.dumps({"materialized_inputs": {"by_agent": by_agent}}))
 
 
-def test_what_shards_are_missing_is_told_where_their_manifests_are_beside_them() -> None:
+def test_rollouts_missing_from_shards_are_reported_if_their_manifests_exist() -> None:
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0, 0.0)])
     write_shard("b.jsonl", [rollout(2, 0)])
     planned("a", agent=2)
@@ -367,7 +367,7 @@ def test_what_shards_are_missing_is_told_where_their_manifests_are_beside_them()
     assert (entry["coverage"]["planned"], entry["coverage"]["missing"]) == (5, 2)
 
 
-def test_key_that_stands_twice_in_one_shard_is_refused_with_its_lines() -> None:
+def test_repeated_key_in_one_shard_is_refused_with_its_lines() -> None:
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
     with pytest.raises(InputError) as caught:
         aggregate("a.jsonl")
@@ -378,7 +378,7 @@ def test_key_that_stands_twice_in_one_shard_is_refused_with_its_lines() -> None:
     assert not Path("all.jsonl").exists()
 
 
-def test_key_that_stands_twice_in_one_shard_counts_once_on_demand() -> None:
+def test_repeated_key_in_one_shard_counts_once_with_skip_bad_lines() -> None:
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
     (entry,) = entries(aggregate("a.jsonl", skip_bad_lines=True))
     assert keys(read("all.jsonl")) == [(0, 0), (1, 0)]

@@ -27,7 +27,9 @@ def test_complete_run_says_so_and_its_file_has_nothing_to_add(
     assert set(entry(playground)) == {"agent_ref", "agent_metrics", "key_metrics", "group_level_metrics"}
 
 
-def test_what_is_missing_is_told_with_the_bounds_of_the_mean(playground: Playground, capsys: Capture) -> None:
+def test_missing_rollouts_are_reported_with_bounds_of_the_mean(
+    playground: Playground, capsys: Capture
+) -> None:
     playground.answer("1:0", "no rollout", status=400)
     playground.collect(num_repeats=2)
     told = capsys.readouterr().err
@@ -42,7 +44,7 @@ def test_what_is_missing_is_told_with_the_bounds_of_the_mean(playground: Playgro
     }
 
 
-def test_coverage_is_put_right_when_the_missing_are_run(playground: Playground) -> None:
+def test_coverage_is_updated_when_the_missing_rollouts_are_run(playground: Playground) -> None:
     playground.answer("1:0", "no rollout", status=400)
     playground.collect()
     assert "coverage" in entry(playground)
@@ -63,7 +65,7 @@ def test_agent_without_a_single_rollout_is_not_passed_over(playground: Playgroun
     assert found["silent"]["agent_metrics"] == {}
 
 
-def test_rollout_that_took_several_tries_says_which_one_it_is(playground: Playground) -> None:
+def test_rollout_that_took_several_attempts_has_the_number_of_the_attempt(playground: Playground) -> None:
     playground.answer("1:0", "no rollout", status=503)
     playground.collect()  # both tries fail
     playground.answer_well()
@@ -113,9 +115,7 @@ def test_values_that_are_not_finite_are_still_counted_when_they_are_read_from_th
     assert entry(playground)["agent_metrics"] == before
 
 
-def test_values_that_are_not_finite_are_counted_of_a_rollout_that_took_several_tries(
-    playground: Playground, capsys: Capture
-) -> None:
+def test_non_finite_values_of_a_retried_rollout_are_counted(playground: Playground, capsys: Capture) -> None:
     playground.answer("1:0", "no rollout", status=503)
     playground.collect()
     playground.answer("1:0", speed=float("nan"))
@@ -170,7 +170,7 @@ def test_stopped_run_ends_with_figures_of_what_is_there(playground: Playground, 
     assert "the run was stopped" in entry(playground)["note"]
 
 
-def test_rollouts_without_a_reward_are_told() -> None:
+def test_rollouts_without_a_reward_are_reported() -> None:
     columns = Columns()
     for task in range(4):
         columns.add(task, 0, {"reward": 1.0} if task else {})
