@@ -208,7 +208,7 @@ def test_second_ctrl_c_exits_although_the_event_loop_is_blocked(runs: Runs, host
     collector.wait_until(lambda: "blocked\n" in collector.output)
     collector.send(signal.SIGINT)
     if hosting == "processes":
-        collector.wait_until(lambda: "once more leaves" in collector.output)
+        collector.wait_until(lambda: "repeat to stop immediately" in collector.output)
         collector.send(signal.SIGINT)
     else:  # a blocked loop cannot confirm the signal, so it is sent until the process exits
         assert wait_until(lambda: collector.send(signal.SIGINT) or not collector.is_running, 20)
