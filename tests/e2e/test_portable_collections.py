@@ -10,6 +10,7 @@ from tests.support.collecting import Adder, Runs
 LINUX_ONLY = """
 import os, pathlib, select
 del os.sched_getaffinity, select.POLLRDHUP
+os.process_cpu_count = os.cpu_count  # as Python 3.13 defines it without sched_getaffinity
 pathlib.Path(__file__).with_name(f"{os.getpid()}.started").touch()
 """
 
@@ -24,6 +25,7 @@ class RemoveLinuxOnly:
         os.environ["PYTHONPATH"] = str(self.folder)  # Python runs a sitecustomize that it finds there
         del os.sched_getaffinity
         del select.POLLRDHUP
+        vars(os)["process_cpu_count"] = os.cpu_count  # as Python 3.13 defines it without sched_getaffinity
 
 
 def test_collection_in_worker_processes_needs_neither_cpu_affinity_nor_pollrdhup(tmp_path: Path) -> None:
