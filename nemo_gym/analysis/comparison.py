@@ -370,10 +370,12 @@ def _warnings(
         for pairing in pairings
         if pairing.agent_a not in done
     ]
-    odd = [(run.path, sum(columns.odd[metric] for columns in run.columns.values())) for run in (a, b)]
+    non_finite = [
+        (run.path, sum(columns.non_finite[metric] for columns in run.columns.values())) for run in (a, b)
+    ]
     left_out += [
         f"{path}: {counted(count, 'value')} of {one_line(metric)} left out: NaN or infinite"
-        for path, count in odd
+        for path, count in non_finite
         if count
     ]
     return left_out

@@ -25,8 +25,8 @@ from nemo_gym.metrics.profile import (
     Profile,
     RewardProfileConfig,
     Rows,
+    key_list,
     keys_of,
-    names_of,
 )
 from nemo_gym.metrics.uncertainty import Estimate
 from nemo_gym.path_utils import agent_metrics_path_for, materialized_path_for, reward_profile_path_for
@@ -198,7 +198,7 @@ class _Source:
         if len(missing) and not allow_partial:
             raise InputError(
                 f"{self.rollouts}: {len(missing)} of the {join.summary()['expected_rollouts']} rollouts that "
-                f"{self.materialized} plans are missing: {names_of(missing)}; collect them with "
+                f"{self.materialized} plans are missing: {key_list(missing)}; collect them with "
                 "+resume_from_cache=true, or profile the others with +allow_partial_rollouts=true"
             )
         if len(found.index.keys) and not any(map(_has_reward, found.columns.values())):
@@ -245,7 +245,7 @@ def _join(rows: Rows, found: Found) -> Join:
 
 
 def _has_reward(columns: Columns) -> bool:
-    return _REWARD in columns.names or bool(columns.odd[_REWARD])
+    return _REWARD in columns.names or bool(columns.non_finite[_REWARD])
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

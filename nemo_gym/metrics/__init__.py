@@ -1,6 +1,6 @@
-"""Numbers from rollouts: pure functions on plain data."""
+"""Metrics of rollouts: pure functions on plain data."""
 
-from nemo_gym.metrics.baseline import compute_aggregate_metrics, default_key_metrics, measured
+from nemo_gym.metrics.baseline import columns_of, compute_aggregate_metrics, default_key_metrics
 from nemo_gym.metrics.columns import Columns, GroupTable
 from nemo_gym.metrics.intake import Intake
 from nemo_gym.metrics.numeric_fields import numeric_fields
@@ -18,12 +18,12 @@ __all__ = [
     "Intake",
     "Summary",
     "add_avg_sample_std_dev",
+    "columns_of",
     "compute_aggregate_metrics",
     "compute_pass_majority_metrics",
     "compute_subset_metrics",
     "default_key_metrics",
     "highest_k_metrics",
-    "measured",
     "numeric_fields",
     "summarize",
 ]

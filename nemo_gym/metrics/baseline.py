@@ -1,4 +1,4 @@
-"""The metrics of one agent's rollouts: statistics of every numeric field, and an environment's own."""
+"""The metrics of one agent's rollouts: statistics of every numeric field, and those of the environment."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,18 +20,18 @@ def compute_aggregate_metrics(
     compute_metrics_fn: Callable[[Tasks], dict[str, Any]] | None = None,
     get_key_metrics_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> AggregateMetrics:
-    """The metrics of one agent's rollouts, an environment's own among them."""
+    """The metrics of one agent's rollouts, including those that the environment computes."""
     if not verify_responses:
         return AggregateMetrics()
-    columns = measured(verify_responses)
+    columns = columns_of(verify_responses)
     agent_metrics: dict[str, Any] = columns.metrics()
     groups = {group[TASK_INDEX_KEY_NAME]: group for group in columns.groups()}
     own_metrics = dict(compute_metrics_fn(group_by_task(verify_responses))) if compute_metrics_fn else {}
     for task_metrics in own_metrics.pop("per_task_metrics", None) or []:
-        index = _index(task_metrics, TASK_INDEX_KEY_NAME, "a dict of per_task_metrics", default=None)
+        index = _index(task_metrics, TASK_INDEX_KEY_NAME, "per_task_metrics of compute_metrics", default=None)
         groups.setdefault(index, {}).update(_as_json(task_metrics))
     for name in own_metrics:
-        for error in ERRORS:  # how sure the replaced one was says nothing about this one
+        for error in ERRORS:  # the uncertainty of the replaced metric does not apply to this one
             agent_metrics.pop(f"{name}/{error}", None)
     agent_metrics |= _as_json(own_metrics)
     pick = get_key_metrics_fn or default_key_metrics
@@ -43,7 +43,7 @@ def compute_aggregate_metrics(
 
 
 def _as_json(value: Any) -> Any:
-    """What an environment computed, as JSON has it: numpy's numbers plain, null for NaN and infinity."""
+    """A metric of an environment as JSON data: numpy values as Python numbers, None for NaN and infinity."""
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         value = value.tolist()
     if isinstance(value, float):
@@ -54,12 +54,12 @@ def _as_json(value: Any) -> Any:
 
 
 def default_key_metrics(agent_metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The means, with how sure they are."""
+    """The means, with their uncertainty."""
     return {name: value for name, value in agent_metrics.items() if name.startswith("mean/")}
 
 
-def measured(rollouts: Iterable[dict[str, Any]]) -> Columns:
-    """The numbers of rollouts; one without a task index is of task 0."""
+def columns_of(rollouts: Iterable[dict[str, Any]]) -> Columns:
+    """The numbers of rollouts. A rollout without a task index belongs to task 0."""
     intake = Intake(Columns())
     for place, rollout in enumerate(rollouts):
         intake.take(*_key(rollout, place), rollout)
@@ -67,7 +67,7 @@ def measured(rollouts: Iterable[dict[str, Any]]) -> Columns:
 
 
 def _key(rollout: Mapping[str, Any], place: int) -> tuple[int, int]:
-    where = f"rollout {place} of those given"
+    where = f"rollout {place} (counted from 0)"
     return _index(rollout, TASK_INDEX_KEY_NAME, where), _index(rollout, ROLLOUT_INDEX_KEY_NAME, where)
 
 
@@ -80,7 +80,7 @@ def _index(record: Mapping[str, Any], name: str, where: str, default: int | None
 
 
 def group_by_task(rollouts: Iterable[dict[str, Any]]) -> Tasks:
-    """Rollouts by task, tasks in index order, each task's rollouts in theirs."""
+    """The rollouts of each task: tasks by task index, rollouts by rollout index."""
     tasks: dict[int, list[tuple[int, dict[str, Any]]]] = {}
     for place, rollout in enumerate(rollouts):
         task, index = _key(rollout, place)

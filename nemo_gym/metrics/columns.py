@@ -1,8 +1,7 @@
-"""The numbers of many rollouts in little memory: 8 bytes a field a rollout.
+"""The numbers of many rollouts in little memory: 8 bytes per field and rollout.
 
-Invariant: every column is as long as there are rollouts; NaN stands where a rollout has no such field. A
-value that is missing, NaN or infinite is left out; no such value reaches a result, nor does a statistic that
-no float can hold.
+Invariant: every column has one value per rollout, NaN if the rollout does not have the field. Values that are
+missing, NaN or infinite are left out of all statistics. A statistic too large for a float is left out too.
 """
 
 import math
@@ -19,9 +18,9 @@ from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 REWARD = "reward"
 LABELS = ("mean", "max", "min", "median", "std")
-"""What is told of every field, as `<label>/<field>`."""
+"""The statistics of every field, reported as `<label>/<field>`."""
 NON_FINITE = "non_finite"
-"""The label of how many values were NaN or infinite, where some were."""
+"""The label of the number of values that were NaN or infinite, if there were any."""
 
 
 class Columns:
@@ -31,11 +30,11 @@ class Columns:
         self.tasks = array("q")
         """The task index of each rollout, in the order they were added."""
         self.rollouts = array("q")
-        """The rollout index of each."""
+        """The rollout index of each rollout."""
         self.retried = array("q")
-        """The places of those that took more than one try."""
-        self.odd: Counter[str] = Counter()
-        """How many values of a field were numbers, but not finite."""
+        """The positions of the rollouts that needed more than one attempt."""
+        self.non_finite: Counter[str] = Counter()
+        """How many values of each field were NaN or infinite."""
         self._columns: dict[str, array[float]] = {}
         self._means: dict[str, _Running] = {}
 
@@ -44,11 +43,11 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """The fields, in order of first sight."""
+        """The fields, in the order of their first appearance."""
         return list(self._columns)
 
     def values(self, name: str) -> "array[float]":
-        """One field of every rollout, NaN where it is missing."""
+        """One field of every rollout, NaN if it is missing."""
         column = self._columns.get(name)
         return column if column is not None else array("d", [math.nan]) * len(self)
 
@@ -57,15 +56,15 @@ class Columns:
         task: int,
         rollout: int,
         numbers: Mapping[str, float],
-        odd: Sequence[str] = (),
+        non_finite: Sequence[str] = (),
         is_retried: bool = False,
     ) -> None:
-        """Keep the (finite) numbers of one rollout; `odd` are the names of those that are not finite."""
+        """Add the finite numbers of one rollout. `non_finite` names its fields that are NaN or infinite."""
         columns = self._columns
         if is_retried:
             self.retried.append(len(self.tasks))
-        if odd:
-            self.odd.update(odd)
+        if non_finite:
+            self.non_finite.update(non_finite)
         self.tasks.append(task)
         self.rollouts.append(rollout)
         for name, number in numbers.items():
@@ -79,25 +78,25 @@ class Columns:
                     column.append(math.nan)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a rollout has had such a field."""
+        """Whether any rollout has this field."""
         return name in self._columns
 
     def add_many(
         self, tasks: Sequence[int], rollouts: Sequence[int], numbers: "Mapping[str, array[float]]"
     ) -> None:
-        """Keep the numbers of several first tries, all of which have the same fields, none of them new."""
+        """Add rollouts that needed one attempt each, have the same fields, and have no new field."""
         self.tasks.extend(tasks)
         self.rollouts.extend(rollouts)
         for name, column in self._columns.items():
             column.extend(numbers[name] if name in numbers else array("d", [math.nan]) * len(tasks))
 
     def extend(self, other: "Columns") -> None:
-        """Add the rollouts of another part."""
+        """Add the rollouts of other columns."""
         before = len(self.tasks)
         self.tasks.extend(other.tasks)
         self.rollouts.extend(other.rollouts)
         self.retried.extend(array("q", [place + before for place in other.retried]))
-        self.odd.update(other.odd)
+        self.non_finite.update(other.non_finite)
         for name, theirs in other._columns.items():
             column = self._columns.get(name)
             if column is None:
@@ -108,16 +107,16 @@ class Columns:
                 column.extend(array("d", [math.nan]) * len(other))
 
     def feed(self, take: Callable[["bytes | array[Any]"], object]) -> None:
-        """Give all that is here, piece by piece, to something like a digest."""
+        """Pass the whole content, piece by piece, to a function such as the `update` of a digest."""
         for numbers in (self.tasks, self.rollouts, self.retried):
             take(numbers)
-        take(repr(sorted(self.odd.items())).encode("utf-8", "surrogatepass"))
+        take(repr(sorted(self.non_finite.items())).encode("utf-8", "surrogatepass"))
         for name, column in self._columns.items():
             take(name.encode("utf-8", "surrogatepass") + b"\0")
             take(column)
 
     def mean(self, name: str) -> float | None:
-        """The mean so far, near enough to show; None where there is none."""
+        """The mean so far, exact enough to display; None if there are no values."""
         running = self._means.setdefault(name, _Running())
         running.take(self._columns.get(name, _NO_VALUES))
         mean = running.total / running.count if running.count else math.nan
@@ -131,9 +130,9 @@ class Columns:
         return dict(self._statistics(with_errors=False))
 
     def metrics(self) -> dict[str, float]:
-        """The same with the uncertainty of each mean beside it, and how many values were not finite."""
-        odd = {f"{NON_FINITE}/{name}": count for name, count in self.odd.items()}
-        return dict(self._statistics(with_errors=True)) | odd
+        """The statistics, the uncertainty of each mean, and the number of values that were not finite."""
+        non_finite = {f"{NON_FINITE}/{name}": count for name, count in self.non_finite.items()}
+        return dict(self._statistics(with_errors=True)) | non_finite
 
     def _statistics(self, *, with_errors: bool) -> Iterator[tuple[str, float]]:
         by_task = self.by_task() if with_errors and len(self) else None
@@ -147,13 +146,12 @@ class Columns:
                     if label == "mean" and by_task is not None:
                         estimate = _estimate(column, found, by_task)
                         for error, number in estimate.named(f"mean/{name}").items():
-                            if (
-                                error.removeprefix("mean/") not in self._columns
-                            ):  # a field has that name itself
+                            is_taken = error.removeprefix("mean/") in self._columns  # by a field's mean
+                            if not is_taken:
                                 yield error, number
 
     def estimate(self, name: str) -> Estimate | None:
-        """The mean of a field with its uncertainty; None where no rollout has it."""
+        """The mean of a field with its uncertainty; None if no rollout has the field."""
         values = self.values(name)
         found = overall(values)
         if found is None or not math.isfinite(found.mean):
@@ -161,12 +159,12 @@ class Columns:
         return _estimate(values, found, self.by_task())
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """The same for each task, with its index, in the order of the indices."""
+        """The statistics of each task, with its index, in the order of the indices."""
         for table in self.group_tables():
             yield from table.groups()
 
     def group_tables(self) -> "Iterator[GroupTable]":
-        """The groups, some at a time, as tables."""
+        """The statistics of each task, as tables of some tasks each."""
         if not len(self):
             return
         by_task = self.by_task()
@@ -184,26 +182,26 @@ class GroupTable:
     labels: list[str]
     tasks: list[int]
     values: Floats
-    """A row a task, a column a label; not finite where there is no value."""
+    """One row per task, one column per label; not finite if there is no value."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every task has every value."""
         return bool(np.isfinite(self.values).all())
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        labels, is_whole = [TASK_INDEX_KEY_NAME, *self.labels], self.is_whole
+        labels, is_complete = [TASK_INDEX_KEY_NAME, *self.labels], self.is_complete
         for task, row in zip(self.tasks, self.values, strict=True):
             group = dict(zip(labels, [task, *row.tolist()], strict=True))
             yield (
                 group
-                if is_whole
+                if is_complete
                 else {label: value for label, value in group.items() if math.isfinite(value)}
             )
 
 
 def _estimate(column: "array[float]", found: Statistics, by_task: ByTask) -> Estimate:
-    """The mean of a column, clustered by task."""
+    """The mean of a column; its standard error is clustered by task."""
     ordered = by_task.ordered(column)
     is_present = ~np.isnan(ordered)
     has_values = by_task.sums(is_present.astype(float)) > 0
@@ -229,14 +227,14 @@ _NO_VALUES = array("d")
 
 @dataclass
 class _Running:
-    """The sum of a column as far as it has been looked at."""
+    """The sum of the values of a column that have been seen so far."""
 
     seen: int = 0
     count: int = 0
     total: float = 0.0
 
     def take(self, column: "array[float]") -> None:
-        """Add what is new."""
+        """Add the new values at the end of the column."""
         new = [value for value in column[self.seen :] if value == value]
         self.seen = len(column)
         self.count += len(new)

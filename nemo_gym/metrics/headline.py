@@ -1,4 +1,4 @@
-"""The summary of an agent's rollouts in lines for people."""
+"""The summary of an agent's rollouts as text."""
 
 import math
 
@@ -12,46 +12,47 @@ _LARGE = 1e9
 
 
 def headline(summary: Summary) -> str:
-    """One line: the mean reward, how sure it is, what is missing."""
+    """One line: the mean reward, its uncertainty, and how much is missing."""
     reward = summary.reward
     if reward is None:
         parts = [f"no rewards, {_size(summary)}" if summary.rollouts else "no rollouts"]
     else:
         parts = [f"{REWARD} {with_interval(reward, _size(summary))}"]
     if summary.planned is None and summary.rollouts:
-        parts.append("how many were planned is not known")
+        parts.append("number of planned rollouts unknown")
     if summary.completion_pct is not None:
         parts.append(f"{_whole_percent(summary.completion_pct)} % complete")
     if summary.if_missing is not None:
         low, high = summary.if_missing
-        parts.append(f"{between(low, high)} if the missing fail/pass")
+        parts.append(f"{between(low, high)} if all missing fail/pass")
     return ", ".join(parts)
 
 
 def warnings(summary: Summary) -> list[str]:
-    """What makes the figures doubtful."""
+    """Reasons to doubt the figures."""
     texts = []
     gap = summary.retries
-    if gap is not None and gap.is_sure:
+    if gap is not None and gap.is_significant:
         texts.append(
-            f"warning: the {gap.retried} rollouts that needed a retry score {gap.retried_mean:.2f}, first "
-            f"tries {gap.first_mean:.2f} (p = {gap.p_value:.2g}): what fails is not like the rest"
+            f"warning: the {gap.retried} rollouts that needed a retry score {gap.retried_mean:.2f} on "
+            f"average, the others {gap.first_mean:.2f} (p = {gap.p_value:.2g}): rollouts that fail differ "
+            "from the rest, so failures bias the mean"
         )
     without = summary.rollouts - summary.rewarded
     if without and summary.rewarded:
         has = "has" if without == 1 else "have"
         texts.append(f"warning: {counted(without, 'rollout')} of {summary.rollouts} {has} no reward")
-    if summary.odd:
-        counts = ", ".join(f"{one_line(name)} {count}" for name, count in sorted(summary.odd.items()))
+    if summary.non_finite:
+        counts = ", ".join(f"{one_line(name)} {count}" for name, count in sorted(summary.non_finite.items()))
         texts.append(f"warning: values that are NaN or infinite are left out: {counts}")
     return texts
 
 
 def with_interval(estimate: Estimate, size: str) -> str:
-    """`0.62 ± 0.03 (95 % CI, <size>)`; the interval itself where it does not lie evenly around the mean."""
+    """`0.62 ± 0.03 (95 % CI, <size>)`; both ends of the interval if the mean is not in the middle."""
     mean, low, high = estimate.mean, estimate.low, estimate.high
     if low is None or high is None:
-        why = "; one task has no interval" if estimate.tasks == 1 else ""
+        why = "; no interval for a single task" if estimate.tasks == 1 else ""
         return f"{_figure(mean, 2)} ({size}{why})"
     if math.isclose(high - mean, mean - low, rel_tol=1e-6, abs_tol=1e-12):
         digits = decimals(high - mean)
@@ -66,14 +67,14 @@ def between(low: float, high: float) -> str:
 
 
 def decimals(size: float) -> int:
-    """How many tell figures apart that differ by this much: two, or as many as give it two digits."""
+    """How many decimals to show of figures that differ by `size`: two, or enough for two digits of `size`."""
     if not 0 < size < 0.02:
         return 2
     return min(_MOST_DECIMALS, max(2, 1 - math.floor(math.log10(size))))
 
 
 def _figure(value: float, digits: int) -> str:
-    """With so many decimals, unless it is too large or too small to be read so."""
+    """The value with this many decimals, or in scientific notation if it is very large or very small."""
     is_plain = value == 0 or 10.0**-_MOST_DECIMALS <= abs(value) < _LARGE
     return f"{value:.{digits}f}" if is_plain else f"{value:.3g}"
 
@@ -90,5 +91,5 @@ def _size(summary: Summary) -> str:
 
 
 def _whole_percent(share: float) -> str:
-    """100 only where nothing is missing, 0 only where all is."""
+    """A whole percentage; 100 only if nothing is missing, 0 only if everything is."""
     return f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 1), 99):.0f}"

@@ -1,4 +1,4 @@
-"""Rollouts by the million into columns: those of a batch that are alike are taken field by field."""
+"""Adds rollouts to columns. Rollouts with the same fields are added field by field, which is much faster."""
 
 from array import array
 from collections import deque
@@ -16,21 +16,21 @@ _NUMBERS = {int, float, bool}
 
 
 class Intake:
-    """Takes rollouts into the columns of their agent."""
+    """Adds rollouts to the columns of their agent."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
 
     def take(self, task: int, rollout: int, record: Record) -> None:
-        """A rollout with numbers of any kind."""
-        odd: list[str] = []
-        numbers = numeric_fields(record, odd)
-        self.columns.add(task, rollout, numbers, odd, bool(record.get(ATTEMPT_INDEX_KEY_NAME)))
+        """Add one rollout; its numbers need not be finite."""
+        non_finite: list[str] = []
+        numbers = numeric_fields(record, non_finite)
+        self.columns.add(task, rollout, numbers, non_finite, bool(record.get(ATTEMPT_INDEX_KEY_NAME)))
 
     def take_finite(self, tasks: Sequence[int], rollouts: Sequence[int], records: Sequence[Record]) -> None:
-        """Rollouts all of whose numbers are finite and fit into a float, as orjson reads them.
+        """Add rollouts whose numbers are all finite and fit into a float, as in JSON that orjson has parsed.
 
-        They may stand in the columns in another order.
+        They may be added in another order.
         """
         numbers = self._numbers_of(records)
         if numbers is not None:
@@ -49,7 +49,7 @@ class Intake:
     def take_some(
         self, places: list[int], tasks: Sequence[int], rollouts: Sequence[int], records: Sequence[Record]
     ) -> None:
-        """The same, of those at some places only."""
+        """Like `take_finite`, for the rollouts at these positions only."""
         self.take_finite(
             [tasks[place] for place in places],
             [rollouts[place] for place in places],
@@ -57,7 +57,7 @@ class Intake:
         )
 
     def _numbers_of(self, records: Sequence[Record]) -> "dict[str, array[float]] | None":
-        """The numbers of rollouts that are all alike, by field; None where they are not or a field is new."""
+        """The numbers by field; None if the rollouts have different fields or a field is new."""
         if ATTEMPT_INDEX_KEY_NAME in records[0] or NON_FINITE_KEY_NAME in records[0]:
             return None
         found: dict[str, array[float]] = {}
@@ -65,20 +65,20 @@ class Intake:
             usages = _usages(records)
             is_alike = not usages or self._put(found, usages, hidden_by=records[0])
             return found if is_alike and self._put(found, records) else None
-        except (KeyError, TypeError, OverflowError):  # one has not that field, or no number in it
+        except (KeyError, TypeError, OverflowError):  # a field is missing or not a number
             return None
 
     def _put(
         self, found: "dict[str, array[float]]", records: Sequence[Record], hidden_by: Container[str] = ()
     ) -> bool:
-        """Add the numbers of every field; False where not all have the same fields, or one is new."""
+        """Add the numbers of every field; False if the records have different fields or a new one."""
         first = records[0]
         if set(map(len, records)) != {len(first)}:
             return False
         for name, value in first.items():
             values = map(itemgetter(name), records)
             if name.startswith("_ng_") or name in hidden_by:
-                deque(values, 0)  # it must be there all the same
+                deque(values, 0)  # raises if a record does not have it
             elif type(value) not in _NUMBERS:
                 if not _NUMBERS.isdisjoint(map(type, values)):
                     return False
@@ -98,17 +98,17 @@ def _shape(record: Record) -> tuple[Any, ...]:
 
 
 def _usages(records: Sequence[Record]) -> list[Record]:
-    """The token usage of each; none where no rollout has one. Raises where some have."""
+    """The token usage of each rollout; empty if none has one. Raises an exception if only some have one."""
     if RESPONSE_KEY_NAME not in records[0]:
         return []
     responses = list(map(itemgetter(RESPONSE_KEY_NAME), records))
     if set(map(type, responses)) != {dict}:
-        raise TypeError("responses that are no objects")
+        raise TypeError("a response is not an object")
     if "usage" not in responses[0]:
         if any("usage" in response for response in responses):
             raise KeyError("usage")
         return []
     usages = list(map(itemgetter("usage"), responses))
     if set(map(type, usages)) != {dict}:
-        raise TypeError("usage that is no object")
+        raise TypeError("a usage is not an object")
     return usages

@@ -1,11 +1,11 @@
-"""What k rollouts of a task are worth: `pass@k`, averages over runs and majority votes, as percentages.
+"""Metrics of k rollouts per task: `pass@k`, averages over runs and majority votes, as percentages.
 
-The first k rollouts of a task are those of the smallest rollout indices that have the score in question: a
-score that is None, NaN or infinite is as good as missing, and a task without any is left out. Tasks may have
-different numbers of rollouts; one with fewer than k is left out of `pass@k` and counts with all it has
-elsewhere.
+The first k rollouts of a task are those with the smallest rollout indices, among the rollouts that have the
+score. A score that is None, NaN or infinite counts as missing; a task without scores is left out. Tasks may
+have different numbers of rollouts. A task with fewer than k is left out of `pass@k`; the other metrics use
+all rollouts that it has.
 
-Invariant: no NaN and no infinity reaches a result; where there is nothing to say, the key is absent.
+Invariant: a result contains no NaN and no infinity; a metric that cannot be computed is absent.
 """
 
 import math
@@ -23,9 +23,9 @@ ScoreFn = Callable[[dict[str, Any]], Mapping[str, Any]]
 ScoreDicts = list[list[dict[str, float]]]
 """The scores of each rollout, grouped by task."""
 Curve = list[float]
-"""A figure of one task at k = 1, 2, … as far as its rollouts go."""
+"""A figure of one task at k = 1, 2, … up to the number of its rollouts."""
 
-# As a tuple: a plain number is told at once, and the last, which lets those of other libraries in, is slow.
+# The exact types come first: `isinstance` finds them at once; SupportsFloat, for other libraries, is slow.
 _NUMBER = (float, int, SupportsFloat)
 
 _PASS = "pass@{k}"
@@ -41,17 +41,17 @@ _STATISTICS = frozenset(
         "avg_sample_std_dev",
     ]
 )
-"""What follows the name of a metric in a key that says how sure, or how spread, it is."""
+"""Suffixes of keys that hold the uncertainty or the spread of a metric."""
 
 
 def compute_pass_majority_metrics(
     tasks: Sequence[Rollouts], score_fn: ScoreFn | None = None, answer_key: str | None = None
 ) -> tuple[dict[str, Any], ScoreDicts, list[str], int]:
-    """The metrics, the scores they are made of, the names of these, and the most rollouts that a task has.
+    """The metrics, the scores behind them, the names of the scores, and the most rollouts of any task.
 
-    `score_fn` gives the scores of a rollout: by default its reward, as `accuracy`. `answer_key` names the
-    field with its answer; without one nothing is voted on. In `per_sample_aggregate` None stands for a run
-    that has that score of no task.
+    `score_fn` returns the scores of a rollout: by default its reward, as `accuracy`. `answer_key` names the
+    field with its answer; without it there are no majority votes. `per_sample_aggregate` has None for a run
+    in which no task has the score.
     """
     tasks = [_in_order(rollouts) for rollouts in tasks]
     score = _scorer(score_fn or _accuracy, answer_key)
@@ -62,10 +62,10 @@ def compute_pass_majority_metrics(
     for name in names:
         groups = _values(scores, name)
         are_shares = all(map(_is_binary, groups))
-        _put_every_k(metrics, _PASS, name, _while_they_last(map(_pass_curve, groups)), are_shares)
-        _put_every_k(metrics, _AVERAGE, name, _held(map(_mean_curve, groups), max_k), are_shares)
+        _put_every_k(metrics, _PASS, name, _columns(map(_pass_curve, groups)), are_shares)
+        _put_every_k(metrics, _AVERAGE, name, _extended_columns(map(_mean_curve, groups), max_k), are_shares)
         if answer_key is not None:
-            votes = _held(_majority_curves(tasks, scores, name, answer_key), max_k)
+            votes = _extended_columns(_majority_curves(tasks, scores, name, answer_key), max_k)
             _put_every_k(metrics, _MAJORITY, name, votes, are_shares)
     runs = {name: _means_of_runs(scores, name) for name in names}
     for name, means in runs.items():
@@ -81,10 +81,11 @@ def compute_subset_metrics(
     score_fn: ScoreFn | None = None,
     answer_key: str | None = None,
 ) -> dict[str, Any]:
-    """The same for each value of a field, as `<value>/<metric>`.
+    """`compute_pass_majority_metrics` for each value of a field, as `<value>/<metric>`.
 
-    A rollout without the field goes with the first of its task that has it; a task in which none has it is in
-    no subset. Where rollouts of a task differ in the field, each subset gets its part of the task.
+    A rollout without the field gets the value of the first rollout of its task that has one. A task in which
+    no rollout has the field is in no subset. If rollouts of a task differ in the field, each subset gets
+    those with its value.
     """
     subsets: dict[str, list[Rollouts]] = {}
     for rollouts in tasks:
@@ -103,11 +104,11 @@ def add_avg_sample_std_dev(
 ) -> None:
     """Add the mean over tasks of the sample standard deviation of a task's first k values, for k ≥ 2.
 
-    It is in the unit of the scores. A task with one value has none, and is left out.
+    It has the unit of the scores. A task with only one value is left out.
     """
     for name in score_names:
         curves = [_std_curve(values) for values in _values(all_score_dicts, name) if len(values) > 1]
-        for k, values in enumerate(_held(curves, max_k), 1):
+        for k, values in enumerate(_extended_columns(curves, max_k), 1):
             if k > 1:
                 metric = f"{_AVERAGE.format(k=k)}/{name}/avg_sample_std_dev"
                 _put_finite(metrics, {metric: estimate_task_mean(values).mean})
@@ -119,13 +120,14 @@ def highest_k_metrics(
     score_names: Iterable[str] | None = None,
     exclude_names: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Of the metrics `<pattern>/<name>` with a wanted name those at the largest k, without their statistics.
+    """The metrics `<pattern>/<name>` at the largest k, without their uncertainties.
 
-    `{k}` stands for the number: `pass@{k}`, `pass@1[avg-of-{k}]`, or `easy/pass@{k}` of a subset.
+    `{k}` in the pattern is the place of the number: `pass@{k}`, `pass@1[avg-of-{k}]`, or `easy/pass@{k}` of a
+    subset. `score_names` and `exclude_names` select the names.
     """
     before, mark, after = pattern.partition("{k}")
     if not mark:
-        raise ValueError(f'no {{k}} in "{pattern}"; write it where the number stands, as in "pass@{{k}}"')
+        raise ValueError(f'no {{k}} in "{pattern}"; write {{k}} in place of the number, as in "pass@{{k}}"')
     wanted = None if score_names is None else set(score_names)
     unwanted = set(exclude_names or ())
     form = re.compile(rf"{re.escape(before)}([0-9]+){re.escape(after)}/(.+)", re.DOTALL)
@@ -140,17 +142,18 @@ def highest_k_metrics(
 
 
 def pass_at_k(values: Sequence[float], k: int) -> float:
-    """The chance that the best of k rollouts is a success, from the values of one task in order.
+    """The probability that at least one of k rollouts succeeds, from the values of one task in order.
 
-    Where all values are 0 or 1 the k are drawn without replacement; else it is the best of the first k.
+    If all values are 0 or 1, the k rollouts are drawn without replacement. Otherwise it is the largest of the
+    first k values.
     """
     if not 1 <= k <= len(values):
-        raise ValueError(f"pass@{k} of a task with {len(values)} rollouts; k must be from 1 to that number")
+        raise ValueError(f"pass@{k}: the task has {len(values)} rollouts; k must be from 1 to that number")
     return _pass_curve(values)[k - 1]
 
 
 def _in_order(rollouts: Rollouts) -> Rollouts:
-    """By rollout index; those without one come last, as they came."""
+    """The rollouts sorted by rollout index; those without one come last, in their original order."""
 
     def place(rollout: dict[str, Any]) -> tuple[bool, int]:
         index = rollout.get(ROLLOUT_INDEX_KEY_NAME)
@@ -164,7 +167,7 @@ def _accuracy(rollout: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scorer(score_fn: ScoreFn, answer_key: str | None) -> Callable[[dict[str, Any]], dict[str, float]]:
-    """What gives the scores of a rollout that are finite numbers."""
+    """A function that returns the scores of a rollout that are finite numbers."""
 
     def score(rollout: dict[str, Any]) -> dict[str, float]:
         scores = dict(score_fn(rollout))
@@ -177,21 +180,21 @@ def _scorer(score_fn: ScoreFn, answer_key: str | None) -> Callable[[dict[str, An
 
 
 def _number(value: object) -> float:
-    """NaN where it is none."""
+    """The value as a float; NaN if it is not a number."""
     try:
         return float(value) if isinstance(value, _NUMBER) else math.nan
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer too large for a float
         return math.nan
 
 
 def _values(scores: ScoreDicts, name: str) -> list[Curve]:
-    """The values of each task that has some."""
+    """The values of each task that has any."""
     groups = ([own[name] for own in task if name in own] for task in scores)
     return [values for values in groups if values]
 
 
 def _split(rollouts: Rollouts, key: str) -> dict[str, list[dict[str, Any]]]:
-    """A task's rollouts by what stands in a field, as text."""
+    """A task's rollouts by the value of a field, as text."""
     found = [rollout.get(key) for rollout in rollouts]
     first = next((value for value in found if value is not None), None)
     parts: dict[str, list[dict[str, Any]]] = {}
@@ -217,7 +220,7 @@ def _pass_curve(values: Sequence[float]) -> Curve:
     wrong = sum(value == 0 for value in values)
     curve, draws, wrong_draws = [], 1, 1
     for k in range(1, wrong + 1):
-        # Whole numbers: they grow beyond every float, and their quotient is exact to the last digit.
+        # Integers: they may be too large for a float, and their quotient is correctly rounded.
         draws = draws * (count - k + 1) // k
         wrong_draws = wrong_draws * (wrong - k + 1) // k
         curve.append((draws - wrong_draws) / draws)
@@ -230,7 +233,7 @@ def _mean_curve(values: Sequence[float]) -> Curve:
 
 def _std_curve(values: Sequence[float]) -> Curve:
     """Sample standard deviations, updated value by value (Welford); the first is 0."""
-    unit = max(map(abs, values), default=0.0) or 1.0  # in which no square is too large or small
+    unit = max(map(abs, values), default=0.0) or 1.0  # in this unit no square overflows or underflows
     curve, mean, squares = [], 0.0, 0.0
     for count, value in enumerate(values, 1):
         change = value / unit - mean
@@ -254,7 +257,7 @@ def _majority_curves(
 
 
 def _majority_curve(votes: Iterable[tuple[Hashable, float]]) -> Curve:
-    """The score of the most frequent pair of answer and score, the mean where several are; 0 without any."""
+    """The score of the most frequent pair of answer and score; the mean score of ties; 0 without answers."""
     counts: Counter[tuple[Hashable, float]] = Counter()
     curve, most, total, tied = [], 0, 0.0, 0
     for vote in votes:
@@ -270,7 +273,7 @@ def _majority_curve(votes: Iterable[tuple[Hashable, float]]) -> Curve:
 
 
 def _comparable(answer: Any) -> Hashable:
-    """The same for the same answer alone: 1 is 1.0, and neither true nor "1". None stays None."""
+    """A hashable value, equal for equal answers: 1 equals 1.0, but not true or "1". None stays None."""
     match answer:
         case None | str():
             return answer
@@ -285,14 +288,14 @@ def _comparable(answer: Any) -> Hashable:
     return type(answer), repr(answer)
 
 
-def _while_they_last(curves: Iterable[Curve]) -> Iterator[Sequence[float]]:
-    """For each k the figures of the tasks that reach it."""
+def _columns(curves: Iterable[Curve]) -> Iterator[Sequence[float]]:
+    """For each k, the figures of the tasks with at least k rollouts."""
     for column in zip_longest(*curves):
         yield [value for value in column if value is not None]
 
 
-def _held(curves: Iterable[Curve], max_k: int) -> Iterator[Sequence[float]]:
-    """For each k the figures of all tasks: one that ends before keeps its last."""
+def _extended_columns(curves: Iterable[Curve], max_k: int) -> Iterator[Sequence[float]]:
+    """For each k, the figures of all tasks; a task with fewer rollouts repeats its last figure."""
     return islice(zip(*(chain(curve, repeat(curve[-1])) for curve in curves), strict=False), max_k)
 
 
@@ -306,7 +309,7 @@ def _put_every_k(
 
 
 def _put_spread_across_runs(metrics: dict[str, Any], name: str, means: Sequence[float | None]) -> None:
-    """A run without a mean is none; fewer than two have no spread."""
+    """Add the spread of the means of the runs; runs without a mean are skipped, one run has no spread."""
     spreads = _std_curve([mean for mean in means if mean is not None])
     runs = 0
     for k, mean in enumerate(means, 1):
@@ -318,14 +321,14 @@ def _put_spread_across_runs(metrics: dict[str, Any], name: str, means: Sequence[
 
 
 def _means_of_runs(scores: ScoreDicts, name: str) -> list[float | None]:
-    nothing: dict[str, float] = {}
-    runs = zip_longest(*scores, fillvalue=nothing)
+    no_scores: dict[str, float] = {}
+    runs = zip_longest(*scores, fillvalue=no_scores)
     means = (_percentage([own[name] for own in run if name in own]) for run in runs)
     return [mean if math.isfinite(mean) else None for mean in means]
 
 
 def _percentage(values: Sequence[float]) -> float:
-    """The mean of one value a task; NaN without any."""
+    """The mean of one value per task, in percent; NaN without values."""
     return estimate_task_mean(values).scaled(100).mean
 
 

@@ -1,7 +1,7 @@
-"""The profile of each task's rewards: rows and results, joined by key.
+"""The reward profile of each task: rows and results, joined by key.
 
-A row is known by its place and the key it asks for, a result by its key and its numbers; neither is held.
-Invariant: what is profiled has a row, stands there once, and is by the one agent of its task.
+Of a row, its position and key are kept, of a result its key and numbers; neither is kept itself. Invariant: a
+result in the profile has a row, occurs once, and was played by the agent of its task.
 """
 
 from array import array
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 MOST_NAMED = 10
-"""Keys that an error names."""
+"""How many keys an error message lists."""
 
 _ID = "rollout_id"
 _REWARD = "reward"
 _INFOS = "rollout_infos"
 _BLOCK = 4096
-"""Rollouts whose numbers are Python objects at one time, where a task has no more."""
-_A_TASK = packed(Key(1, 0))
-"""How far apart the packed keys of two tasks are."""
-_NOBODY = 0
-"""The number of the agent that has no name."""
+"""How many rollouts are Python objects at the same time, unless a task has more."""
+_TASK_STEP = packed(Key(1, 0))
+"""The difference between the packed keys of a rollout of one task and of the next."""
+_NO_AGENT = 0
+"""The agent number of rows and results that name no agent."""
 
 
 class RewardProfileConfig(BaseNeMoGymCLIConfig):
@@ -50,8 +50,8 @@ class RewardProfileConfig(BaseNeMoGymCLIConfig):
     """The rollouts: the output of ng_collect_rollouts. The profile goes beside it, to
     `<stem>_reward_profiling.jsonl` and `<stem>_agent_metrics.json`."""
     allow_partial_rollouts: bool = False
-    """Profile what is there though rows have no rollout yet. Else that is an error, so that no task is judged
-    by fewer rollouts than were asked for without anybody noticing."""
+    """Also profile if some rows have no rollout yet. By default that is an error, so that no task is judged
+    silently by fewer rollouts than planned."""
 
 
 class RewardProfiler:
@@ -63,17 +63,18 @@ class RewardProfiler:
         results: Sequence[Record],
         allow_partial_rollouts: bool = False,
     ) -> tuple[list[Record], list[Record]]:
-        """What each task's rollouts came to, and what each agent's did.
+        """The metrics of each task and of each agent.
 
-        Tasks are in the order of their indices, agents in that of their first rows. A task is the agent's
-        that its rows name, else its results; where nobody names one, `agent_ref` is empty.
+        Tasks are in the order of their indices, agents in the order of their first rows. The agent of a task
+        is the one that its rows name, otherwise the one that its results name; if neither does, `agent_ref`
+        is empty.
         """
         join = _joined(rows, results)
         _refuse_unjoined(join, allow_partial_rollouts)
         intakes: defaultdict[str, Intake] = defaultdict(lambda: Intake(Columns()))
         for result in results:
             key = key_of(result)
-            assert key is not None, "it was joined by it"
+            assert key is not None, "checked by _joined"
             intakes[join.agent(key.task)].take(*key, result)
         columns = {agent: intake.columns for agent, intake in intakes.items()}
         profile = Profile(join, columns, rows.__getitem__)
@@ -81,30 +82,30 @@ class RewardProfiler:
 
 
 def profile_completion_summary(rows: Sequence[Record], results: Sequence[Record]) -> dict[str, int]:
-    """How much of what the rows ask for the results are; a key that stands twice counts once."""
+    """Counts of expected, completed, missing and extra rollouts, and of tasks; a repeated key counts once."""
     return _joined(rows, results).summary()
 
 
 class Rows:
-    """What was asked for: the key of each row and the agent that it names, in 12 bytes."""
+    """The key of each row and the agent that it names, in 12 bytes."""
 
     def __init__(self) -> None:
         self.keys = array("q")
         self.agents = array("i")
-        self.numbers = {"": _NOBODY}
-        """Of the agents' names."""
+        self.numbers = {"": _NO_AGENT}
+        """The number of each agent, by name."""
 
     def add(self, key: Key, agent: str) -> None:
         self.keys.append(packed(key))
         self.agents.append(self.numbers.setdefault(agent, len(self.numbers)))
 
 
-class Wanted(NamedTuple):
-    """What was asked for of one task."""
+class PlannedTask(NamedTuple):
+    """The rows of one task."""
 
     rollouts: int
     place: int
-    """Of the row of its first rollout."""
+    """The position of the row of its first rollout."""
 
 
 class Repeat(NamedTuple):
@@ -112,91 +113,92 @@ class Repeat(NamedTuple):
 
     place: int
     first: int
-    """Where the earlier one stands."""
+    """The position of the earlier row."""
 
 
 class Join:
-    """Rows and results, put together by key. Of a key that stands twice the first is taken."""
+    """Rows and results, joined by key. Of a repeated key, the first one counts."""
 
     def __init__(self, rows: Rows, results: "Mapping[str, Places]") -> None:
-        """`results` are the packed keys of each agent's, under "" those of results that name none."""
-        self._asked = np.array(rows.keys, np.int64)
-        self._wanted, self._places = np.unique(self._asked, return_index=True)
+        """`results` holds the packed keys of results by agent, under "" those of results without an agent."""
+        self._row_keys = np.array(rows.keys, np.int64)
+        self._planned, self._places = np.unique(self._row_keys, return_index=True)
         self._tasks, self._firsts, self._sizes = np.unique(
-            self._wanted // _A_TASK, return_index=True, return_counts=True
+            self._planned // _TASK_STEP, return_index=True, return_counts=True
         )
         numbers = {name: len(rows.numbers) + at for at, name in enumerate(results)} | rows.numbers
         self._names = {number: name for name, number in numbers.items()}
         self._results = {numbers[name]: keys for name, keys in results.items()}
-        self._had = np.sort(_chained(results.values()))
-        self._agents = self._first_named(self._wanted, np.array(rows.agents, np.int64)[self._places])
-        if (self._agents == _NOBODY).any():
+        self._result_keys = np.sort(_chained(results.values()))
+        self._agents = self._first_named(self._planned, np.array(rows.agents, np.int64)[self._places])
+        if (self._agents == _NO_AGENT).any():
             by = [np.full(len(keys), number) for number, keys in self._results.items()]
             named = self._first_named(_chained(self._results.values()), _chained(by))
-            self._agents = np.where(self._agents == _NOBODY, named, self._agents)
+            self._agents = np.where(self._agents == _NO_AGENT, named, self._agents)
 
     def _first_named(self, keys: Places, agents: Places) -> Places:
-        """The agent of each task: the first that is named, in the order of the keys."""
-        is_named = (agents != _NOBODY) & _are_among(keys // _A_TASK, self._tasks)
+        """The agent of each task: the first one named, in the order of the keys."""
+        is_named = (agents != _NO_AGENT) & _are_among(keys // _TASK_STEP, self._tasks)
         keys, agents = keys[is_named], agents[is_named]
         order = np.argsort(keys, kind="stable")
-        tasks, firsts = np.unique(keys[order] // _A_TASK, return_index=True)
-        found = np.full(len(self._tasks), _NOBODY, np.int64)
+        tasks, firsts = np.unique(keys[order] // _TASK_STEP, return_index=True)
+        found = np.full(len(self._tasks), _NO_AGENT, np.int64)
         found[np.searchsorted(self._tasks, tasks)] = agents[order][firsts]
         return found
 
     def repeats(self) -> list[Repeat]:
-        """The rows whose key stands at an earlier place."""
-        if len(self._wanted) == len(self._asked):
+        """The rows with the key of an earlier row."""
+        if len(self._planned) == len(self._row_keys):
             return []
-        places = np.delete(np.arange(len(self._asked)), self._places)
-        firsts = self._places[np.searchsorted(self._wanted, self._asked[places])]
+        places = np.delete(np.arange(len(self._row_keys)), self._places)
+        firsts = self._places[np.searchsorted(self._planned, self._row_keys[places])]
         return [Repeat(*pair) for pair in zip(places.tolist(), firsts.tolist(), strict=True)]
 
     def repeated_rows(self) -> Places:
-        """The keys of more than one row, as all that follow: packed and in order."""
-        return _repeated(np.sort(self._asked))
+        """The keys with more than one row, packed and sorted, as in the methods below."""
+        return _repeated(np.sort(self._row_keys))
 
     def repeated_results(self) -> Places:
-        return _repeated(self._had)
+        return _repeated(self._result_keys)
 
     def without_row(self) -> Places:
-        """The keys of results that nobody asked for."""
-        return np.unique(self._had[~_are_among(self._had, self._wanted)])
+        """The keys of results that have no row."""
+        return np.unique(self._result_keys[~_are_among(self._result_keys, self._planned)])
 
     def without_result(self) -> Places:
         """The keys of rows that have no result."""
-        return self._wanted[~_are_among(self._wanted, self._had)]
+        return self._planned[~_are_among(self._planned, self._result_keys)]
 
     def of_other_agents(self) -> Places:
         """The keys of results that name another agent than that of their task."""
-        odd = []
+        found = []
         for number, keys in self._results.items():
-            if number != _NOBODY:
-                known = keys[_are_among(keys, self._wanted)]
-                odd.append(known[self._agents[np.searchsorted(self._tasks, known // _A_TASK)] != number])
-        return np.sort(_chained(odd))
+            if number != _NO_AGENT:
+                known = keys[_are_among(keys, self._planned)]
+                agents = self._agents[np.searchsorted(self._tasks, known // _TASK_STEP)]
+                found.append(known[agents != number])
+        return np.sort(_chained(found))
 
     def agent(self, task: int) -> str:
-        """Whose the task is; "" where nobody says."""
+        """The agent of a task; "" if neither rows nor results name one."""
         return self._names[int(self._agents[self._at(task)])]
 
     def agents(self) -> list[str]:
-        """All of them, in the order of their first rows."""
+        """All agents, in the order of their first rows."""
         firsts = np.minimum.reduceat(self._places, self._firsts) if len(self._tasks) else self._firsts
         numbers = dict.fromkeys(self._agents[np.argsort(firsts)].tolist())
         return [self._names[number] for number in numbers]
 
-    def wanted(self, task: int) -> Wanted:
+    def planned(self, task: int) -> PlannedTask:
         at = self._at(task)
-        return Wanted(int(self._sizes[at]), int(self._places[self._firsts[at]]))
+        return PlannedTask(int(self._sizes[at]), int(self._places[self._firsts[at]]))
 
     def _at(self, task: int) -> int:
         return int(self._tasks.searchsorted(task))
 
     def summary(self) -> dict[str, int]:
         """Counts of rollouts and of tasks."""
-        is_done = _are_among(self._wanted, self._had).astype(np.int64)
+        is_done = _are_among(self._planned, self._result_keys).astype(np.int64)
         done = np.add.reduceat(is_done, self._firsts) if len(self._tasks) else self._firsts
         complete, missing = int((done == self._sizes).sum()), int((done == 0).sum())
         return {
@@ -212,34 +214,34 @@ class Join:
 
 
 class Profile:
-    """What the rollouts came to, told when it is asked for."""
+    """The metrics of the rollouts, computed when they are requested."""
 
     def __init__(self, join: Join, columns: Mapping[str, Columns], row: Callable[[int], Record]) -> None:
-        """`columns` by agent; `row` gives the row at a place."""
+        """`columns` by agent; `row` returns the row at a position."""
         self._join = join
         self.columns = {agent: columns[agent] for agent in join.agents() if agent in columns}
         """In the order of the agents' first rows."""
         self._row = row
 
     def groups(self) -> Iterator[Record]:
-        """A dict a task that has a result, in the order of their indices."""
+        """One dict per task that has a result, in the order of the task indices."""
         by_agent = [_groups(columns) for columns in self.columns.values()]
         for group in merge(*by_agent, key=itemgetter(TASK_INDEX_KEY_NAME)):
             yield self._completed(group)
 
     def _completed(self, group: Record) -> Record:
-        wanted, infos = self._join.wanted(group[TASK_INDEX_KEY_NAME]), group.pop(_INFOS)
+        planned, infos = self._join.planned(group[TASK_INDEX_KEY_NAME]), group.pop(_INFOS)
         return group | {
-            "sample": _without_keys(self._row(wanted.place)),
+            "sample": _without_keys(self._row(planned.place)),
             "num_rollouts": len(infos),
-            "expected_num_rollouts": wanted.rollouts,
-            "missing_num_rollouts": wanted.rollouts - len(infos),
-            "reward_profile_completion_pct": 100 * len(infos) / wanted.rollouts,
+            "expected_num_rollouts": planned.rollouts,
+            "missing_num_rollouts": planned.rollouts - len(infos),
+            "reward_profile_completion_pct": 100 * len(infos) / planned.rollouts,
             _INFOS: infos,
         }
 
     def agents(self) -> list[Record]:
-        """A dict an agent that has a result."""
+        """One dict per agent that has a result."""
         return [
             {AGENT_REF_KEY_NAME: {"name": agent} if agent else {}, **columns.metrics()}
             for agent, columns in self.columns.items()
@@ -248,14 +250,14 @@ class Profile:
 
 @dataclass
 class Difficulty:
-    """How many tasks are solved how reliably."""
+    """The number of tasks that are solved never, sometimes or always."""
 
     never_solved: int = 0
     """No rollout has a reward above 0."""
     sometimes_solved: int = 0
-    """All between: what there is something to learn from."""
+    """All other tasks: those that a policy can learn from."""
     always_solved: int = 0
-    """Every rollout has a reward of 1, or more."""
+    """Every rollout has a reward of at least 1."""
     without_reward: int = 0
     """No rollout has a finite reward."""
 
@@ -279,11 +281,11 @@ class Difficulty:
 
 def keys_of(columns: Columns) -> Places:
     """The packed keys of rollouts, in the order they were added."""
-    return np.array(columns.tasks, np.int64) * _A_TASK + np.array(columns.rollouts, np.int64)
+    return np.array(columns.tasks, np.int64) * _TASK_STEP + np.array(columns.rollouts, np.int64)
 
 
-def names_of(keys: Places) -> str:
-    """The first of some packed keys, for people."""
+def key_list(keys: Places) -> str:
+    """The first packed keys as text, and how many more there are."""
     names = ", ".join(str(unpacked(key)) for key in keys[:MOST_NAMED].tolist())
     return names if len(keys) <= MOST_NAMED else f"{names} and {len(keys) - MOST_NAMED} more"
 
@@ -296,7 +298,7 @@ def _groups(columns: Columns) -> Iterator[Record]:
 
 
 def _infos(columns: Columns) -> Iterator[Record]:
-    """The numbers of each rollout, in the order of their keys; a field named like its id is hidden by it."""
+    """The numbers of each rollout, in the order of their keys, without a field called `rollout_id`."""
     keys = keys_of(columns)
     order = np.argsort(keys)
     names = sorted((name for name in columns.names if name != _ID), key=lambda name: name != _REWARD)
@@ -305,11 +307,11 @@ def _infos(columns: Columns) -> Iterator[Record]:
     for start in range(0, len(order), _BLOCK):
         places = order[start : start + _BLOCK]
         values = np.array([field[places] for field in fields]).T.reshape(len(places), len(fields))
-        is_whole = not np.isnan(values).any()
-        for name, numbers in zip(keys[places].tolist(), values.tolist(), strict=True):
-            key = unpacked(name)
+        is_complete = not np.isnan(values).any()
+        for packed_key, numbers in zip(keys[places].tolist(), values.tolist(), strict=True):
+            key = unpacked(packed_key)
             info = dict(zip(labels, (str(key), *key, *numbers), strict=True))
-            yield info if is_whole else {label: value for label, value in info.items() if value == value}
+            yield info if is_complete else {label: value for label, value in info.items() if value == value}
 
 
 def _without_keys(row: Record) -> Record:
@@ -321,21 +323,21 @@ def _without_keys(row: Record) -> Record:
 
 
 def _joined(rows: Sequence[Record], results: Sequence[Record]) -> Join:
-    asked, done = Rows(), defaultdict[str, "array[int]"](lambda: array("q"))
+    planned, done = Rows(), defaultdict[str, "array[int]"](lambda: array("q"))
     for place, row in enumerate(rows):
-        asked.add(_key(row, "row", place), agent_of(row))
+        planned.add(_key(row, "row", place), agent_of(row))
     for place, result in enumerate(results):
         done[agent_of(result)].append(packed(_key(result, "result", place)))
-    return Join(asked, {agent: np.array(keys, np.int64) for agent, keys in done.items()})
+    return Join(planned, {agent: np.array(keys, np.int64) for agent, keys in done.items()})
 
 
 def _key(record: Record, kind: str, place: int) -> Key:
     key = key_of(record)
     if key is None:
         raise InputError(
-            f"{kind} {place} (from 0) has no key: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be "
-            f"whole numbers from 0; got {_shown(record, TASK_INDEX_KEY_NAME)} and "
-            f"{_shown(record, ROLLOUT_INDEX_KEY_NAME)}"
+            f"{kind} {place} (counted from 0) has no valid key: {TASK_INDEX_KEY_NAME} and "
+            f"{ROLLOUT_INDEX_KEY_NAME} must be whole numbers from 0; "
+            f"got {_shown(record, TASK_INDEX_KEY_NAME)} and {_shown(record, ROLLOUT_INDEX_KEY_NAME)}"
         )
     return key
 
@@ -347,20 +349,20 @@ def _shown(record: Record, name: str) -> str:
 def _refuse_unjoined(join: Join, allow_partial: bool) -> None:
     _refuse(join.repeated_rows(), "with more than one row", "keep one row for each")
     _refuse(join.repeated_results(), "with more than one result", "keep one result for each")
-    _refuse(join.without_row(), "with a result and no row", "give the rows that the results were made from")
-    _refuse(join.of_other_agents(), "by another agent than their task's", "give a task's rollouts one agent")
+    _refuse(join.without_row(), "with a result but no row", "pass the rows that the results come from")
+    _refuse(join.of_other_agents(), "of another agent than their task's", "use one agent per task")
     if not allow_partial:
         advice = "collect them, or pass allow_partial_rollouts=True"
-        _refuse(join.without_result(), "with a row and no result", advice)
+        _refuse(join.without_result(), "with a row but no result", advice)
 
 
 def _refuse(keys: Places, what: str, advice: str) -> None:
     if len(keys):
-        raise InputError(f"{counted(len(keys), 'rollout')} {what}: {names_of(keys)}; {advice}")
+        raise InputError(f"{counted(len(keys), 'rollout')} {what}: {key_list(keys)}; {advice}")
 
 
 def _repeated(keys: Places) -> Places:
-    """Those that stand more than once among sorted ones."""
+    """The keys that occur more than once; `keys` is sorted."""
     return np.unique(keys[1:][keys[1:] == keys[:-1]])
 
 
@@ -369,7 +371,7 @@ def _chained(parts: "Iterable[Places]") -> Places:
 
 
 def _are_among(keys: Places, others: Places) -> "Flags":
-    """Whether each is among others, which are sorted."""
+    """For each key, whether it is in `others`, which is sorted."""
     if not len(others):
         return np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(others, keys), len(others) - 1)

@@ -1,6 +1,6 @@
-"""Whether rollouts that needed a retry score differently from first tries.
+"""Whether rollouts that needed a retry have other rewards than those that succeeded at once.
 
-If they do, what fails is not like the rest: a mean over what succeeded in the end is not that of the tasks.
+If they do, rollouts that fail differ from the rest, and the mean over the successful ones is biased.
 """
 
 import math
@@ -12,30 +12,30 @@ from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.student import two_sided_p
 
 _FEWEST_TASKS = 5
-"""Tasks on either side without which a difference between them says nothing."""
-_SURE = 0.05
+"""The number of tasks that each side needs for a meaningful difference."""
+_SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
 class RetryGap:
-    """Rollouts that needed a retry beside those that did not."""
+    """Mean rewards of rollouts that needed a retry and of those that did not."""
 
     retried: int
     retried_mean: float
     first_mean: float
     p_value: float
-    """That of no difference, clustered by task."""
+    """Of the hypothesis that both means are equal, clustered by task."""
 
     @property
-    def is_sure(self) -> bool:
-        return self.p_value < _SURE
+    def is_significant(self) -> bool:
+        return self.p_value < _SIGNIFICANT
 
 
 def retry_gap(columns: Columns) -> RetryGap | None:
-    """The mean rewards of both, and the chance of such a difference if there is none; None with too few.
+    """The mean rewards of both sides and the p-value of their difference; None if there are too few tasks.
 
-    The error of the difference is clustered by task, as everywhere; its degrees of freedom are those of the
-    side with fewer tasks.
+    The standard error of the difference is clustered by task. Its degrees of freedom are those of the side
+    with fewer tasks.
     """
     if not columns.retried:
         return None
@@ -58,6 +58,6 @@ def retry_gap(columns: Columns) -> RetryGap | None:
         return None
     if square:
         p_value = two_sided_p(difference / math.sqrt(square * fewer / (fewer - 1)), fewer - 1)
-    else:  # each side is always the same: a sign test of the fewer tasks
+    else:  # all rewards of a side are equal: a sign test over the tasks of the side with fewer
         p_value = 2.0 ** (1 - fewer) if difference else 1.0
     return RetryGap(int(sides[0].sum()), means[0], means[1], p_value)

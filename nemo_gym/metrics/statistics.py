@@ -17,15 +17,15 @@ Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 _MOST_TASKS = 1 << 11
 _CELLS = 1 << 14
-"""Of a block: some tasks and as many places for each as the largest has rollouts."""
+"""The size of a block: the number of its tasks times the rollouts of the largest."""
 _LONG_ROW = 128
-"""From here on a row is summed by itself."""
+"""Rows longer than this are summed one by one."""
 _EXACT = 2.0**53
-"""Below it, sums of whole numbers are exact."""
+"""Sums of whole numbers below this are exact."""
 
 
 class Statistics(NamedTuple):
-    """Of one field, in the order in which they are told."""
+    """The statistics of one field, in the order in which they are reported."""
 
     mean: float
     max: float
@@ -39,28 +39,28 @@ def as_floats(column: "array[float]") -> Floats:
 
 
 def present(column: "array[float]") -> "array[float]":
-    """The column without what is missing; the column itself where nothing is."""
+    """The column without missing values; the column itself if none is missing."""
     values = as_floats(column)
     is_missing = np.isnan(values)
     return array("d", values[~is_missing].tobytes()) if is_missing.any() else column
 
 
 def overall(column: "array[float]") -> Statistics | None:
-    """The statistics of all values; None where there are none. What no float can hold is not finite."""
+    """The statistics of all values; None if there are none. A statistic that overflows is infinite."""
     exact = present(column)
     if not exact:
         return None
     values, half = np.sort(as_floats(exact)), len(exact) // 2
     low, high = float(values[0]), float(values[-1])
-    if low == high:  # one value, or the same every time
+    if low == high:
         return Statistics(low, low, low, low, 0.0)
     median = float(values[half]) if len(exact) % 2 else (float(values[half - 1]) + float(values[half])) / 2
-    mean, unit = _mean(exact), high - low  # in units of the range no square is too large or too small
+    mean, unit = _mean(exact), high - low  # in this unit no square overflows or underflows
     if not math.isfinite(mean) or not math.isfinite(unit):
         return Statistics(mean, high, low, median, math.inf)
     values -= mean
     values /= unit
-    lost = float(values.sum())  # what rounding took from the mean
+    lost = float(values.sum())  # the rounding error of the mean
     squares = float(np.dot(values, values)) - lost * lost / len(exact)
     return Statistics(mean, high, low, median, unit * math.sqrt(max(0.0, squares) / (len(exact) - 1)))
 
@@ -73,7 +73,7 @@ def _mean(values: "array[float]") -> float:
 
 
 class ByTask:
-    """The rollouts in the order of their tasks, those of one task in theirs."""
+    """The rollouts sorted by task index, then by rollout index."""
 
     def __init__(self, tasks: "array[int]", rollouts: "array[int]") -> None:
         self._tasks = np.frombuffer(tasks, np.int64)
@@ -89,7 +89,7 @@ class ByTask:
         return len(self._edges) - 1
 
     def tasks(self, block: slice = slice(None)) -> Places:
-        """Their indices, in order."""
+        """The task indices, sorted."""
         tasks: Places = self._tasks[self._order[self._edges[:-1][block]]]
         return tasks
 
@@ -98,12 +98,12 @@ class ByTask:
         return values
 
     def sums(self, ordered: Floats) -> Floats:
-        """Of each task's values; nothing may be missing."""
+        """The sum of each task's values, none of which may be NaN."""
         totals: Floats = np.add.reduceat(ordered, self._edges[:-1])
         return totals
 
     def blocks(self) -> Iterator[slice]:
-        """The tasks, some at a time: as many as make a block."""
+        """Ranges of tasks, each small enough for a block."""
         first = 0
         while first < len(self):
             sizes = np.diff(self._edges[first : first + _MOST_TASKS + 1])
@@ -113,7 +113,7 @@ class ByTask:
             first = end
 
     def rows(self, column: "array[float]", block: slice) -> Floats:
-        """The values of some tasks, sorted, a row each; NaN at the end of those that have fewer."""
+        """The sorted values of some tasks, one row per task; shorter rows are filled up with NaN."""
         edges = self._edges[block.start : block.stop + 1]
         sizes = np.diff(edges)
         width = int(sizes.max())
@@ -128,7 +128,7 @@ class ByTask:
 
 
 def of_rows(rows: Floats) -> Floats:
-    """The statistics of each sorted row; what there is not, or no float can hold, is not finite."""
+    """The statistics of each sorted row; not finite if the row has no values or the statistic overflows."""
     if rows.shape[1] == 1:
         values = rows[:, 0]
         return np.column_stack([values, values, values, values, np.where(np.isnan(values), np.nan, 0.0)])
@@ -147,11 +147,11 @@ def _of_wide_rows(rows: Floats) -> Floats:
     means = np.clip(
         _row_sums(np.where(is_missing, 0.0, rows) if some_missing else rows) / counts, lows, highs
     )
-    units = np.where(is_same, 1.0, highs - lows)  # in which no square is too large or too small
+    units = np.where(is_same, 1.0, highs - lows)  # in these units no square overflows or underflows
     deviations = (rows - means[:, None]) / units[:, None]
     if some_missing:
         deviations[is_missing] = 0.0
-    lost = deviations.sum(axis=1)  # what rounding took from the mean
+    lost = deviations.sum(axis=1)  # the rounding error of the mean
     squares = np.einsum("ij,ij->i", deviations, deviations) - lost * lost / counts
     stds = units * np.sqrt(np.maximum(squares, 0.0) / np.maximum(counts - 1, 1))
     table = np.column_stack([means, highs, lows, medians, stds])
@@ -162,13 +162,13 @@ def _of_wide_rows(rows: Floats) -> Floats:
 
 
 def _row_sums(rows: Floats) -> Floats:
-    """Sums that lose no digit to values that cancel each other."""
+    """The sum of each row, precise even if values cancel each other."""
     if rows.shape[1] > _LONG_ROW:
         return np.array([_sum(row) for row in rows.tolist()])
     if (rows == np.rint(rows)).all() and np.abs(rows).max(initial=0.0) < _EXACT / rows.shape[1]:
         return np.asarray(rows.sum(axis=1))
     totals, lost = np.zeros(len(rows)), np.zeros(len(rows))
-    for column in np.ascontiguousarray(rows.T):  # each sum with what rounding takes from it (Knuth)
+    for column in np.ascontiguousarray(rows.T):  # keeps the rounding error of each sum (Knuth)
         sums = totals + column
         part = sums - totals
         lost += (totals - (sums - part)) + (column - part)

@@ -1,4 +1,4 @@
-"""What one looks at first: the mean reward with all that makes it less sure, as data."""
+"""The summary of an agent's rollouts, as data: the mean reward and everything that makes it uncertain."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ _MOST_BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """How many rewards are in a range; the upper end belongs to the last one only."""
+    """The number of rewards in a range; only the last bin includes its upper end."""
 
     low: float
     high: float
@@ -30,22 +30,22 @@ class Summary:
     rollouts: int
     tasks: int
     most_rollouts: int
-    """That a task has."""
+    """The largest number of rollouts of a task."""
     reward: Estimate | None
-    """None where no rollout has one."""
+    """None if no rollout has a reward."""
     rewarded: int = 0
     """Rollouts that have a reward."""
     planned: int | None = None
-    """Rollouts that there should be; None where nobody knows."""
+    """The number of planned rollouts; None if unknown."""
     if_missing: tuple[float, float] | None = None
-    """The mean reward if all that are missing had failed, and if all had succeeded."""
+    """The mean reward if all missing rollouts fail, and if all pass."""
     retries: RetryGap | None = None
-    """None where too few rollouts needed a retry."""
+    """None if too few rollouts needed a retry."""
     histogram: list[Bin] = field(default_factory=list)
     pass_at: dict[int, Estimate] = field(default_factory=dict)
-    """By k, where every reward is 0 or 1 and tasks have several rollouts: of 1, 2, 4, … and the largest those
-    that half of the tasks have."""
-    odd: dict[str, int] = field(default_factory=dict)
+    """pass@k by k, if every reward is 0 or 1 and tasks have several rollouts. k is 1, 2, 4, … and the largest
+    number of rollouts, as far as half of the tasks have k rollouts."""
+    non_finite: dict[str, int] = field(default_factory=dict)
     """How many values of a field were NaN or infinite."""
 
     @property
@@ -76,7 +76,7 @@ class Summary:
             },
             "histogram": [asdict(one) for one in self.histogram],
             "pass_at_k": {str(k): _estimate_data(estimate) for k, estimate in self.pass_at.items()},
-            "non_finite": self.odd,
+            "non_finite": self.non_finite,
         }
 
     def coverage(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Summary:
 
 
 def summarize(agent: str, columns: Columns, planned: int | None = None) -> Summary:
-    """What is to be said of one agent's rollouts, of which so many were planned."""
+    """The summary of one agent's rollouts; `planned` is how many were planned, if known."""
     if not len(columns):
         return Summary(agent, 0, 0, 0, None, planned=planned)
     reward, by_task = columns.estimate(REWARD), columns.by_task()
@@ -112,12 +112,12 @@ def summarize(agent: str, columns: Columns, planned: int | None = None) -> Summa
         retry_gap(columns),
         _histogram(values),
         _pass_at(columns),
-        dict(columns.odd),
+        dict(columns.non_finite),
     )
 
 
 def _bounds(reward: Estimate, values: Any, missing: int) -> tuple[float, float] | None:
-    """The mean if all that are missing had failed, or succeeded: 0 and 1, or what lies beyond those."""
+    """The mean if all missing rollouts get 0 (or the lowest reward, if lower), and 1 (or the highest)."""
     share = missing / (len(values) + missing)
     low, high = min(0.0, float(values[0])), max(1.0, float(values[-1]))
     bounds = tuple(reward.mean * (1 - share) + end * share for end in (low, high))
@@ -125,7 +125,7 @@ def _bounds(reward: Estimate, values: Any, missing: int) -> tuple[float, float] 
 
 
 def _histogram(values: Any) -> list[Bin]:
-    """The values themselves where there are few different ones, else ranges of one width."""
+    """One bin per value if there are few different values, otherwise bins of equal width."""
     if not len(values):
         return []
     different, counts = np.unique(values, return_counts=True)
@@ -141,7 +141,7 @@ def _histogram(values: Any) -> list[Bin]:
 
 
 def _pass_at(columns: Columns) -> dict[int, Estimate]:
-    """pass@k of rewards that are all 0 or 1; tasks with fewer than k are left out of it."""
+    """pass@k of rewards that are all 0 or 1; tasks with fewer than k rollouts are left out."""
     by_task = columns.by_task()
     ordered = by_task.ordered(columns.values(REWARD))
     is_present = ~np.isnan(ordered)
@@ -155,7 +155,7 @@ def _pass_at(columns: Columns) -> dict[int, Estimate]:
     kinds, counts = np.unique(np.column_stack([sizes, solved]), axis=0, return_counts=True)
     found = {}
     for k in sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most}):
-        if (sizes >= k).sum() * 2 < len(sizes):  # what few tasks say is not about the others
+        if (sizes >= k).sum() * 2 < len(sizes):  # too few tasks to represent the others
             continue
         chances = [
             (pass_at_k([1.0] * right + [0.0] * (size - right), k), count)

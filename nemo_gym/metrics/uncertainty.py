@@ -1,12 +1,13 @@
-"""How sure a mean is.
+"""The uncertainty of a mean: its standard error and 95 % interval.
 
-Rollouts of one task are not independent, so tasks are what is counted: the standard error is clustered by
-task. The 95 % interval is Student's t around the mean, with one degree of freedom less than there are tasks.
+Rollouts of one task are not independent, so the standard error is clustered by task. The 95 % interval is
+Student's t around the mean, with one degree of freedom less than there are tasks.
 
-Of values between 0 and 1 that interval is wrong near the ends: it leaves the span, and where all values stand
-at one end its error is 0, as if that were certain. With fewer than ten successes or failures (in independent
-rollouts) it is the exact interval of Clopper and Pearson instead, for the number of independent rollouts that
-would have the same error (Korn and Graubard), or of the tasks where all values are the same.
+For values between 0 and 1 that interval is wrong near the ends: it goes beyond 0 or 1, and if all values are
+0, or all are 1, its width is 0, as if the mean were certain. With fewer than ten successes or failures (in
+independent rollouts), the exact Clopper-Pearson interval is used instead. Its number of trials is the number
+of independent rollouts with the same standard error (Korn and Graubard), or the number of tasks if all values
+are equal.
 """
 
 import math
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 _NORMAL = 1.959963984540054
-"""What Student's t comes to with many tasks."""
+"""The critical value of Student's t for infinitely many tasks."""
 _FEW = 10
-_NOTHING = 1e-9
-"""A share that is not told from none."""
+_NEGLIGIBLE = 1e-9
+"""An end of an interval this close to 0 or 1 is reported as 0 or 1."""
 ERRORS = ("std_err", "ci95_low", "ci95_high")
-"""What stands beside a metric, as `<metric>/<error>`."""
+"""The uncertainties of a metric, reported as `<metric>/<error>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,18 @@ class Estimate:
     mean: float
     tasks: int
     std_err: float | None = None
-    """Clustered by task; None where one task, or none, says nothing about others."""
+    """Clustered by task; None with fewer than two tasks."""
     low: float | None = None
-    """Of the 95 % interval."""
+    """The lower end of the 95 % interval."""
     high: float | None = None
 
     def named(self, metric: str) -> dict[str, float]:
-        """What stands beside a metric of this name; nothing where nothing is known."""
+        """The known uncertainties as metrics: `<metric>/std_err` and so on."""
         parts = zip(ERRORS, (self.std_err, self.low, self.high), strict=True)
         return {f"{metric}/{name}": value for name, value in parts if value is not None}
 
     def scaled(self, factor: float) -> "Estimate":
-        """The same in another unit."""
+        """The estimate in another unit."""
         parts = (self.std_err, self.low, self.high)
         return Estimate(
             self.mean * factor, self.tasks, *(None if part is None else part * factor for part in parts)
@@ -64,7 +65,7 @@ class Estimate:
 
 
 def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = False) -> Estimate:
-    """The mean of all values, from the total of each task's and their number, which is nowhere 0.
+    """The mean of all values, from the sum and the number (not 0) of each task's values.
 
     `are_shares` says that the values lie between 0 and 1.
     """
@@ -83,9 +84,9 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = Fa
 
 
 def estimate_task_mean(values: "Numbers", *, are_shares: bool = False) -> Estimate:
-    """The mean of one value a task, whatever each of them was made of."""
+    """The mean of one value per task."""
     numbers = np.asarray(values, float)
-    if len(numbers) > 1 and numbers.min() == numbers.max():  # no error, not that of rounding either
+    if len(numbers) > 1 and numbers.min() == numbers.max():  # an error of exactly 0, without rounding
         return around(float(numbers[0]), 0.0, len(numbers), shares=len(numbers) if are_shares else None)
     mean = estimate_mean(numbers, np.ones(len(numbers)))
     if mean.std_err is None or not are_shares:
@@ -94,45 +95,45 @@ def estimate_task_mean(values: "Numbers", *, are_shares: bool = False) -> Estima
 
 
 def around(mean: float, std_err: float, tasks: int, *, shares: float | None = None) -> Estimate:
-    """The estimate with this error, over two tasks or more. Where it is of values between 0 and 1, `shares`
-    is how many there are, as far as that is known."""
+    """The estimate with this standard error, over at least two tasks. For values between 0 and 1, `shares` is
+    the number of values, infinity if unknown."""
     reach = critical_t(tasks - 1, CONFIDENCE)
     low, high = mean - reach * std_err, mean + reach * std_err
     if shares is not None:
         size = _independent(mean, std_err, tasks, shares)
         if not std_err or min(mean, 1 - mean) * size < _FEW:
-            # Fewer tasks make the error itself less sure, as they do in Student's t.
+            # With few tasks the standard error itself is uncertain, as in Student's t.
             factor = (_NORMAL / reach) ** 2 if std_err else 1.0
             low, high = exact_interval(min(max(mean, 0.0), 1.0), size * factor, CONFIDENCE)
-        low, high = low if low > _NOTHING else 0.0, high if 1 - high > _NOTHING else 1.0
+        low, high = low if low > _NEGLIGIBLE else 0.0, high if 1 - high > _NEGLIGIBLE else 1.0
     if not (math.isfinite(low) and math.isfinite(high)):
         return Estimate(mean, tasks, std_err if math.isfinite(std_err) else None)
     return Estimate(mean, tasks, std_err, min(low, mean), max(high, mean))
 
 
 def _independent(mean: float, std_err: float, tasks: int, values: float) -> float:
-    """How many independent values would have this error; where there is none, how many there may be."""
+    """How many independent values would have this standard error; if it is 0, at most how many there are."""
     if mean <= 0.0 or mean >= 1.0:
         return tasks
     return min(values, mean * (1 - mean) / std_err**2) if std_err else values
 
 
 class Difference(NamedTuple):
-    """How far two means are apart."""
+    """The difference of two means."""
 
     value: float
     std_err: float | None
     low: float | None
     high: float | None
     p_value: float | None
-    """Two-sided: the chance of such a difference, or a larger one, where there is none."""
+    """Two-sided: the probability of a difference at least this large if the true difference is 0."""
 
 
 def paired_difference(differences: "Numbers") -> Difference:
-    """The mean of one difference a task: a paired t test over the tasks.
+    """The mean of one difference per task: a paired t test over the tasks.
 
-    Where all tasks differ by the same there is no error to test with, and none to draw an interval from: the
-    p-value is then the sign test's.
+    If all tasks differ by the same amount, the standard error is 0: there is no interval, and the p-value is
+    that of a sign test.
     """
     estimate = estimate_task_mean(differences)
     mean, std_err, tasks = estimate.mean, estimate.std_err, estimate.tasks

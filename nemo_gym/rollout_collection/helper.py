@@ -16,7 +16,7 @@ from nemo_gym.config import max_rollout_attempts
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.journal import read_lines
-from nemo_gym.metrics import measured
+from nemo_gym.metrics import columns_of
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of, key_of, packed, parsed
 from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
@@ -118,7 +118,7 @@ class RolloutCollectionHelper(BaseModel):
                 by_agent.setdefault(agent, []).append({**result, **_indices(row)})
         path = aggregate_metrics_path_for(output_fpath)
         agents = {
-            agent: AgentRollouts(measured(records), partial(iter, records), is_asked=False)
+            agent: AgentRollouts(columns_of(records), partial(iter, records), is_asked=False)
             for agent, records in by_agent.items()
         }
         await write_aggregate_metrics(path, agents, self.setup_server_client())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nemo_gym.metrics import measured
+from nemo_gym.metrics import columns_of
 from tests.support.commands import ROOT, run_command
 
 SCRIPT = str(ROOT / "scripts/print_aggregate_results.py")
@@ -70,7 +70,7 @@ def test_mean_of_many_is_that_of_the_aggregate_metrics(tmp_path: Path) -> None:
     rollouts = [rollout(chance.uniform(-1, 1), big=chance.choice([1e16, 1.0, -1e16])) for _ in range(5000)]
     means = means_of(write_rollouts(tmp_path, *rollouts))
     assert {f"mean/{name}": mean for name, mean in means.items()} == {
-        name: value for name, value in measured(rollouts).statistics().items() if name.startswith("mean/")
+        name: value for name, value in columns_of(rollouts).statistics().items() if name.startswith("mean/")
     }
     assert means["reward"] == statistics.fmean(rollout["reward"] for rollout in rollouts)
 

@@ -219,7 +219,7 @@ def _group_pieces(source: Iterable[Mapping[str, Any]] | Columns) -> Iterator[byt
         for table in source.group_tables():
             yield (
                 _table_piece(table)
-                if table.labels and table.is_whole
+                if table.labels and table.is_complete
                 else _groups_piece(list(table.groups()))
             )
         return

@@ -66,7 +66,7 @@ def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, nobo
             '  "mean/reward/ci95_high": 1.0',
             "}",
             "",
-            "shop: reward 0.50 ± 0.50 (95 % CI, 2 tasks × 1), how many were planned is not known",
+            "shop: reward 0.50 ± 0.50 (95 % CI, 2 tasks × 1), number of planned rollouts unknown",
             "These are the default metrics, without the environment's own: "
             "no server was available; compute them with ng_aggregate_rollouts '+config_paths=[…]'.",
             "",

@@ -44,14 +44,14 @@ def test_worked_example_of_the_contract() -> None:
     assert metrics.key_metrics == {"mean/reward": 0.5, **sure}
 
 
-def test_no_rollouts_give_empty_metrics_and_ask_no_hook() -> None:
+def test_without_rollouts_metrics_are_empty_and_no_hook_is_called() -> None:
     def never(*_: Any) -> dict[str, Any]:
         raise AssertionError
 
     assert compute_aggregate_metrics([], never, never) == AggregateMetrics()
 
 
-def test_value_that_is_missing_is_left_out_and_not_zero() -> None:
+def test_missing_value_is_left_out_instead_of_counted_as_zero() -> None:
     rollouts = [rollout(0, 1.0), rollout(0), rollout(1, 0.5, accuracy=3), rollout(2)]
     metrics = compute_aggregate_metrics(rollouts)
     assert (metrics.agent_metrics["mean/reward"], metrics.agent_metrics["mean/accuracy"]) == (0.75, 3.0)
@@ -60,7 +60,7 @@ def test_value_that_is_missing_is_left_out_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, None, "1.0", [1], {"a": 1}])
-def test_value_that_is_no_finite_number_is_left_out(odd: Any) -> None:
+def test_value_that_is_not_a_finite_number_is_left_out(odd: Any) -> None:
     metrics = compute_aggregate_metrics([rollout(0, 1.0), {**rollout(0), "reward": odd}])
     assert metrics.agent_metrics["mean/reward"] == 1.0
     assert metrics.agent_metrics["std/reward"] == 0.0
@@ -73,12 +73,12 @@ def test_field_that_is_never_a_finite_number_has_no_statistics() -> None:
 
 
 @pytest.mark.parametrize("huge", [10**400, -(10**400), 2**1024], ids=["large", "small", "just too large"])
-def test_whole_number_beyond_every_float_is_left_out(huge: int) -> None:
+def test_integer_too_large_for_a_float_is_left_out(huge: int) -> None:
     metrics = compute_aggregate_metrics([rollout(0, 1.0, answer=huge), rollout(0, 0.0, answer=2)])
     assert (metrics.agent_metrics["mean/reward"], metrics.agent_metrics["max/answer"]) == (0.5, 2.0)
 
 
-def test_largest_numbers_give_no_infinity_and_no_error() -> None:
+def test_very_large_numbers_give_neither_infinity_nor_an_error() -> None:
     largest = 1.7e308
     metrics = compute_aggregate_metrics([rollout(0, largest), rollout(0, largest), rollout(0, -largest)])
     json.dumps(metrics.model_dump(), allow_nan=False)
@@ -91,7 +91,7 @@ def test_bool_counts_as_zero_or_one() -> None:
     assert (metrics["mean/solved"], metrics["max/solved"], metrics["median/solved"]) == (0.75, 1.0, 1.0)
 
 
-def test_token_usage_is_among_the_fields() -> None:
+def test_token_usage_has_statistics() -> None:
     rollouts = [
         rollout(
             0, 1, response={"output": [], "usage": {"input_tokens": n, "output_tokens": 1, "details": {}}}
@@ -104,22 +104,22 @@ def test_token_usage_is_among_the_fields() -> None:
 
 
 @pytest.mark.parametrize("response", [None, {}, {"usage": None}, "text", {"usage": {"input_tokens": None}}])
-def test_response_without_usage_is_no_error(response: Any) -> None:
+def test_response_without_usage_is_accepted(response: Any) -> None:
     metrics = compute_aggregate_metrics([rollout(0, 1, response=response)])
     assert metrics.agent_metrics["mean/reward"] == 1.0
 
 
-def test_our_own_keys_are_not_measured() -> None:
+def test_keys_of_the_collector_have_no_statistics() -> None:
     metrics = compute_aggregate_metrics([rollout(3, 1, index=2, _ng_anything=5)])
     assert {name.partition("/")[2] for name in metrics.agent_metrics} == {"reward"}
 
 
-def test_rollouts_without_a_task_index_are_one_task() -> None:
+def test_rollouts_without_a_task_index_belong_to_one_task() -> None:
     metrics = compute_aggregate_metrics([{"reward": 1}, {"reward": 0}])
     assert [group["mean/reward"] for group in metrics.group_level_metrics] == [0.5]
 
 
-def test_hook_sees_tasks_in_index_order_and_rollouts_in_theirs() -> None:
+def test_hook_gets_tasks_and_their_rollouts_in_index_order() -> None:
     seen: list[Any] = []
 
     def hook(tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -137,14 +137,14 @@ def test_hook_sees_tasks_in_index_order_and_rollouts_in_theirs() -> None:
     assert [one["name"] for one in shuffled] == ["10:1", "2:1", "10:0", "2:0"]
 
 
-def test_metrics_of_the_environment_come_after_and_may_replace() -> None:
+def test_metrics_of_the_environment_follow_and_may_replace_others() -> None:
     metrics = compute_aggregate_metrics(EXAMPLE, lambda tasks: {"own": 1, "mean/reward": -1.0})
     assert (metrics.agent_metrics["own"], metrics.agent_metrics["mean/reward"]) == (1, -1.0)
     assert metrics.key_metrics == {"mean/reward": -1.0}
     assert metrics.group_level_metrics[0]["mean/reward"] == 0.75
 
 
-def test_metrics_per_task_are_merged_into_the_groups() -> None:
+def test_per_task_metrics_are_merged_into_the_groups() -> None:
     def hook(tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
         per_task = [{"_ng_task_index": 1, "best": 1}, {"_ng_task_index": 7, "best": 0}]
         return {"own": 2, "per_task_metrics": per_task}
@@ -158,18 +158,18 @@ def test_metrics_per_task_are_merged_into_the_groups() -> None:
     assert third == {"_ng_task_index": 7, "best": 0}
 
 
-def test_what_the_hook_gave_is_not_changed() -> None:
+def test_result_of_the_hook_is_not_modified() -> None:
     given = {"own": 1, "per_task_metrics": [{"_ng_task_index": 0, "best": 1}]}
     compute_aggregate_metrics(EXAMPLE, lambda tasks: given)
     assert given == {"own": 1, "per_task_metrics": [{"_ng_task_index": 0, "best": 1}]}
 
 
-def test_hook_that_gives_no_metrics_per_task_is_no_error() -> None:
+def test_hook_without_per_task_metrics_is_accepted() -> None:
     metrics = compute_aggregate_metrics(EXAMPLE, lambda tasks: {"per_task_metrics": None})
     assert len(metrics.group_level_metrics) == 2
 
 
-def test_key_metrics_are_what_the_hook_picks() -> None:
+def test_hook_selects_the_key_metrics() -> None:
     metrics = compute_aggregate_metrics(
         EXAMPLE,
         lambda tasks: {"own": 3},
@@ -194,7 +194,7 @@ ROLLOUTS = st.lists(
 
 
 def slow_statistics(rollouts: list[dict[str, Any]], of_agent: bool = False) -> dict[str, float]:
-    """The definitions, spelt out."""
+    """A direct implementation of the definitions."""
     columns: dict[str, list[float]] = defaultdict(list)
     tasks: dict[str, list[int]] = defaultdict(list)
     odd: dict[str, float] = defaultdict(float)
@@ -225,7 +225,7 @@ def slow_statistics(rollouts: list[dict[str, Any]], of_agent: bool = False) -> d
 
 
 def slow_uncertainty(name: str, values: list[float], tasks: list[int], mean: float) -> dict[str, float]:
-    """The error clustered by task and the interval around the mean, spelt out."""
+    """A direct implementation of the error clustered by task and of the interval around the mean."""
     groups = len({*tasks})
     totals = [
         math.fsum(value - mean for value, task in zip(values, tasks, strict=True) if task == group)
@@ -234,7 +234,7 @@ def slow_uncertainty(name: str, values: list[float], tasks: list[int], mean: flo
     error = math.sqrt(math.fsum(total**2 for total in totals) * groups / (groups - 1)) / len(values)
     reach = {2: 12.706204736174694, 3: 4.302652729911275, 4: 3.182446305283708}[groups] * error
     low, high = mean - reach, mean + reach
-    if {*values} <= {0.0, 1.0}:  # tested where it is made: tests/gym/metrics/test_uncertainty.py
+    if {*values} <= {0.0, 1.0}:  # tested in tests/gym/metrics/test_uncertainty.py
         seen = estimate_mean(
             [sum(v for v, t in zip(values, tasks, strict=True) if t == group) for group in sorted({*tasks})],
             [tasks.count(group) for group in sorted({*tasks})],
@@ -256,7 +256,7 @@ def test_statistics_agree_with_their_definitions(rollouts: list[dict[str, Any]])
         assert group == pytest.approx(slow_statistics(members), rel=1e-9, abs=1e-6)
 
 
-def test_numbers_of_numpy_from_a_hook_are_plain_ones() -> None:
+def test_numpy_values_of_a_hook_become_python_numbers() -> None:
     def own(tasks: Any) -> dict[str, Any]:
         per_task = [{"_ng_task_index": 0, "best": np.float32(0.5)}]
         found = {"count": np.int64(3), "is_good": np.bool_(True), "all": np.array([1, 2]), "odd": np.nan}
@@ -271,12 +271,12 @@ def test_numbers_of_numpy_from_a_hook_are_plain_ones() -> None:
 
 
 @pytest.mark.parametrize("index", ["0", 1.0, 2**63, [1]])
-def test_index_that_is_no_whole_number_is_named(index: Any) -> None:
-    with pytest.raises(InputError, match=r"rollout 1 of those given: _ng_task_index is "):
+def test_index_that_is_not_a_whole_number_is_an_error(index: Any) -> None:
+    with pytest.raises(InputError, match=r"rollout 1 \(counted from 0\): _ng_task_index is "):
         compute_aggregate_metrics([rollout(0, 1.0), rollout(index, 1.0)])
 
 
-def test_index_of_none_is_a_missing_one() -> None:
+def test_index_none_counts_as_missing() -> None:
     none: Any = None
     seen: list[Any] = []
     compute_aggregate_metrics([rollout(none, 1.0), rollout(0, 0.0)], lambda tasks: seen.extend(tasks) or {})

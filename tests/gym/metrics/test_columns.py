@@ -1,4 +1,4 @@
-"""Columns say exactly what compute_aggregate_metrics says of the same rollouts, in little memory."""
+"""Columns give the same statistics as compute_aggregate_metrics, in little memory."""
 
 import json
 import math
@@ -17,8 +17,9 @@ from nemo_gym.metrics import Columns, compute_aggregate_metrics, numeric_fields
 def columns_of(rollouts: Iterable[dict[str, Any]]) -> Columns:
     columns = Columns()
     for one in rollouts:
-        odd: list[str] = []
-        columns.add(one["_ng_task_index"], one["_ng_rollout_index"], numeric_fields(one, odd), odd)
+        non_finite: list[str] = []
+        numbers = numeric_fields(one, non_finite)
+        columns.add(one["_ng_task_index"], one["_ng_rollout_index"], numbers, non_finite)
     return columns
 
 
@@ -65,7 +66,7 @@ ROLLOUTS = st.lists(
 
 
 @given(ROLLOUTS)
-def test_columns_say_what_compute_aggregate_metrics_says(rollouts: list[dict[str, Any]]) -> None:
+def test_columns_agree_with_compute_aggregate_metrics(rollouts: list[dict[str, Any]]) -> None:
     columns, metrics = columns_of(rollouts), compute_aggregate_metrics(rollouts)
     assert list(columns.metrics().items()) == list(metrics.agent_metrics.items())
     assert columns.statistics().items() <= metrics.agent_metrics.items()
@@ -74,21 +75,21 @@ def test_columns_say_what_compute_aggregate_metrics_says(rollouts: list[dict[str
 
 
 @given(ROLLOUTS, st.randoms(use_true_random=False))
-def test_order_of_arrival_changes_no_digit(rollouts: list[dict[str, Any]], random: Any) -> None:
+def test_results_do_not_depend_on_the_order_of_rollouts(rollouts: list[dict[str, Any]], random: Any) -> None:
     shuffled = random.sample(rollouts, len(rollouts))
     assert columns_of(shuffled).statistics() == columns_of(rollouts).statistics()
     assert list(columns_of(shuffled).groups()) == list(columns_of(rollouts).groups())
 
 
 @given(st.lists(st.floats(-1e150, 1e150) | st.floats(1e16, 1.0001e16), min_size=2, max_size=20))
-def test_statistics_are_as_exact_as_the_standard_librarys(values: list[float]) -> None:
+def test_statistics_are_as_exact_as_those_of_the_standard_library(values: list[float]) -> None:
     found = columns_of(rewards(0, values)).statistics()
     assert found["mean/reward"] == pytest.approx(statistics.fmean(values), rel=1e-15, abs=1e-300)
     assert found["median/reward"] == statistics.median(values)
     assert found["std/reward"] == pytest.approx(statistics.stdev(values), rel=1e-12, abs=1e-300)
 
 
-def test_field_first_seen_late_is_missing_before() -> None:
+def test_earlier_rollouts_miss_a_field_that_appears_late() -> None:
     columns = Columns()
     columns.add(0, 0, {"reward": 1.0})
     columns.add(1, 0, {"reward": 0.0, "late": 4.0})
@@ -101,16 +102,16 @@ def test_field_first_seen_late_is_missing_before() -> None:
     assert (second["mean/reward"], second["mean/late"]) == (0.0, 5.0)
 
 
-def test_no_rollouts_have_no_statistics() -> None:
+def test_without_rollouts_there_are_no_statistics() -> None:
     assert (Columns().statistics(), list(Columns().groups()), len(Columns())) == ({}, [], 0)
 
 
-def test_mean_that_no_float_can_hold_is_none() -> None:
+def test_mean_too_large_for_a_float_is_none() -> None:
     columns = columns_of(rewards(0, [1.7e308, 1.7e308]))
     assert columns.mean("reward") is None
 
 
-def test_tasks_are_told_in_the_order_of_their_indices() -> None:
+def test_groups_are_in_the_order_of_task_indices() -> None:
     columns = columns_of(rewards(10**12, [1]) + rewards(3, [0]) + rewards(10**12, [0]) + rewards(0, [1]))
     assert [group["_ng_task_index"] for group in columns.groups()] == [0, 3, 10**12]
 
@@ -133,7 +134,7 @@ def test_memory_is_that_of_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("hiding", ["text", None, math.nan, 10**400])
-def test_field_of_the_rollout_hides_the_usage_of_its_name(hiding: Any) -> None:
+def test_field_of_the_rollout_replaces_token_usage_of_the_same_name(hiding: Any) -> None:
     usage = {"input_tokens": 3, "output_tokens": 4}
     assert numeric_fields({"response": {"usage": usage}, "input_tokens": hiding}) == {"output_tokens": 4.0}
     assert numeric_fields({"response": {"usage": usage}, "input_tokens": 5})["input_tokens"] == 5.0

@@ -1,4 +1,4 @@
-"""Rollouts taken in by their shape give the same columns as field by field."""
+"""Rollouts added in batches give the same columns as rollouts added one by one."""
 
 import math
 from typing import Any
@@ -32,12 +32,12 @@ def as_lists(columns: Columns) -> dict[str, list[float | None]]:
 
 
 def made_of(records: list[tuple[dict[str, Any], dict[str, Any] | None]]) -> list[dict[str, Any]]:
-    """The rollouts with these fields and, where there is one, this response."""
+    """Rollouts with these fields and this response, if it is not None."""
     return [fields if response is None else {"response": response, **fields} for fields, response in records]
 
 
 def rows_of(columns: Columns) -> list[str]:
-    """What is held of each rollout, in any order."""
+    """The values of each rollout, sorted."""
     lists = as_lists(columns)
     retried = {*lists.pop("retried")}
     rows = zip(*lists.values(), strict=True)
@@ -45,7 +45,7 @@ def rows_of(columns: Columns) -> list[str]:
 
 
 @given(RECORDS)
-def test_batches_of_anything_are_taken_as_one_by_one(
+def test_batches_give_the_same_columns_as_single_rollouts(
     records: list[tuple[dict[str, Any], dict[str, Any] | None]],
 ) -> None:
     together, single = Intake(Columns()), Intake(Columns())
@@ -60,13 +60,15 @@ def test_batches_of_anything_are_taken_as_one_by_one(
 
 
 @given(RECORDS)
-def test_the_short_way_takes_what_the_long_way_takes(
+def test_fast_path_gives_the_same_columns_as_the_general_one(
     records: list[tuple[dict[str, Any], dict[str, Any] | None]],
 ) -> None:
     short, long = Intake(Columns()), Intake(Columns())
     made = made_of(records)
     read = orjson.loads(orjson.dumps([one for one in made for _ in range(3)] * 2))
-    for first in range(0, len(read), 3):  # alike, three at a time; the second time every field is known
+    for first in range(
+        0, len(read), 3
+    ):  # three equal ones at a time; in the second half every field is known
         batch, places = read[first : first + 3], range(first, first + 3)
         short.take_finite([0] * 3, list(places), batch)
         for place, record in zip(places, batch, strict=True):
@@ -79,23 +81,23 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     intake = Intake(Columns())
     for value in (1.0, math.nan, math.inf, 10**400, None):
         intake.take(0, 0, {"reward": value})
-    assert intake.columns.odd == {"reward": 3}
+    assert intake.columns.non_finite == {"reward": 3}
     assert intake.columns.metrics()["non_finite/reward"] == 3
     assert intake.columns.metrics()["mean/reward"] == 1.0
 
 
-def test_values_that_were_not_finite_before_they_were_written_are_counted() -> None:
+def test_fields_that_a_record_lists_as_not_finite_are_counted() -> None:
     intake = Intake(Columns())
     records = [{"reward": 1.0, "speed": None, "_ng_non_finite": ["speed"]}, {"reward": 1.0, "speed": 2.0}]
     for _ in range(2):  # the second time every field is known
         intake.take_finite([0, 0], [0, 1], records)
         intake.take_finite([0, 0], [2, 3], records[::-1])
         intake.take_finite([0, 0], [4, 5], [records[0], records[0]])
-    intake.take(0, 0, {"reward": 1.0, "_ng_non_finite": "speed"})  # somebody else's
-    assert intake.columns.odd == {"speed": 8}
+    intake.take(0, 0, {"reward": 1.0, "_ng_non_finite": "speed"})  # not a list: written by another program
+    assert intake.columns.non_finite == {"speed": 8}
 
 
-def test_a_rollout_that_took_several_tries_is_known_by_its_attempt_index() -> None:
+def test_rollout_with_an_attempt_index_counts_as_retried() -> None:
     intake = Intake(Columns())
     for attempt in (None, 0, 2, 0, 1):
         record = {"reward": 1.0} if attempt is None else {"reward": 1.0, "_ng_attempt_index": attempt}

@@ -82,7 +82,7 @@ def test_spread_across_runs_of_the_worked_example() -> None:
 
 
 @pytest.mark.parametrize("tasks", [[], [[]], [[], []]])
-def test_no_rollouts_give_nothing(tasks: Tasks) -> None:
+def test_without_rollouts_there_are_no_metrics(tasks: Tasks) -> None:
     scores: list[list[Any]] = [[] for _ in tasks]
     assert compute_pass_majority_metrics(tasks, None, "answer") == ({}, scores, [], 0)
     metrics: dict[str, Any] = {}
@@ -90,11 +90,11 @@ def test_no_rollouts_give_nothing(tasks: Tasks) -> None:
     assert metrics == compute_subset_metrics(tasks, "level") == {}
 
 
-def test_rollouts_without_any_score_give_nothing() -> None:
+def test_rollouts_without_scores_have_no_metrics() -> None:
     assert compute_pass_majority_metrics([[{}, {"reward": None}]]) == ({}, [[{}, {}]], [], 2)
 
 
-def test_one_rollout_gives_its_score_and_claims_no_certainty() -> None:
+def test_single_rollout_has_a_score_but_no_uncertainty() -> None:
     assert metrics_of(rewarded([1])) == {
         "pass@1/accuracy": 100.0,
         "pass@1[avg-of-1]/accuracy": 100.0,
@@ -102,7 +102,7 @@ def test_one_rollout_gives_its_score_and_claims_no_certainty() -> None:
     }
 
 
-def test_first_k_is_by_rollout_index_and_not_by_place() -> None:
+def test_first_k_rollouts_are_those_with_the_smallest_indices() -> None:
     rollouts = [{"_ng_rollout_index": index, "reward": index / 10} for index in (2, 0, 1)]
     metrics, scores, _, _ = compute_pass_majority_metrics([rollouts])
     assert scores == [[{"accuracy": 0.0}, {"accuracy": 0.1}, {"accuracy": 0.2}]]
@@ -110,13 +110,13 @@ def test_first_k_is_by_rollout_index_and_not_by_place() -> None:
     assert [rollout["_ng_rollout_index"] for rollout in rollouts] == [2, 0, 1]
 
 
-def test_rollouts_without_an_index_keep_their_order_behind_the_others() -> None:
+def test_rollouts_without_an_index_come_last_in_their_order() -> None:
     rollouts = [{"reward": 3}, {"reward": 2, "_ng_rollout_index": 5}, {"reward": 4}]
     _, scores, _, _ = compute_pass_majority_metrics([rollouts])
     assert [own["accuracy"] for own in scores[0]] == [2, 3, 4]
 
 
-def test_task_with_fewer_than_k_rollouts_is_left_out_of_pass_at_k_alone() -> None:
+def test_task_with_fewer_than_k_rollouts_is_left_out_of_pass_at_k_only() -> None:
     metrics = metrics_of(rewarded([1], [0, 0, 1]))
     assert metrics["pass@1/accuracy"] == pytest.approx(100 * (1 + 1 / 3) / 2)
     assert metrics["pass@2/accuracy"] == pytest.approx(100 * 2 / 3)
@@ -124,7 +124,7 @@ def test_task_with_fewer_than_k_rollouts_is_left_out_of_pass_at_k_alone() -> Non
     assert metrics["per_sample_aggregate"] == {"accuracy": [50.0, 0.0, 100.0]}
 
 
-def test_pass_at_k_that_no_task_reaches_is_absent() -> None:
+def test_pass_at_k_is_absent_if_no_task_has_k_rollouts() -> None:
     metrics = metrics_of(rewarded([1, None, 0], [1]))
     assert "pass@2/accuracy" in metrics
     assert "pass@3/accuracy" not in metrics
@@ -132,7 +132,7 @@ def test_pass_at_k_that_no_task_reaches_is_absent() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, math.nan, math.inf, -math.inf, "1", [1], {}, 10**400, -(10**400)])
-def test_score_that_is_no_finite_number_is_as_good_as_missing(odd: Any) -> None:
+def test_score_that_is_not_a_finite_number_counts_as_missing(odd: Any) -> None:
     metrics, scores, names, max_k = compute_pass_majority_metrics(rewarded([odd, 1, 0], [1, 1, odd]))
     assert scores == [[{}, {"accuracy": 1.0}, {"accuracy": 0.0}], [{"accuracy": 1.0}, {"accuracy": 1.0}, {}]]
     assert (metrics["pass@1/accuracy"], metrics["pass@2/accuracy"]) == (75.0, 100.0)
@@ -142,12 +142,12 @@ def test_score_that_is_no_finite_number_is_as_good_as_missing(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [bool, int, float, np.bool_, np.int64, np.float32, Fraction])
-def test_numbers_of_every_kind_count_alike(make: Any) -> None:
+def test_all_number_types_are_accepted(make: Any) -> None:
     rewards = [[make(value) for value in values] for values in ([1, 0, 1, 1], [0, 0, 1, 0])]
     assert metrics_of(rewarded(*rewards)) == metrics_of(EXAMPLE)
 
 
-def test_names_stand_in_order_of_first_sight_and_may_be_missing() -> None:
+def test_score_names_are_in_order_of_first_appearance_and_may_be_missing() -> None:
     def score(rollout: dict[str, Any]) -> dict[str, Any]:
         return rollout["scores"]
 
@@ -164,12 +164,12 @@ def test_names_stand_in_order_of_first_sight_and_may_be_missing() -> None:
     assert "pass@1[avg-of-2]/a/std_dev_across_runs" not in metrics
 
 
-def test_name_with_braces_is_kept_as_it_is() -> None:
+def test_score_name_with_braces_is_unchanged() -> None:
     metrics, *_ = compute_pass_majority_metrics([[{}]], lambda _: {"{k}{0}": 1})
     assert set(without_statistics(metrics)) == {"pass@1/{k}{0}", "pass@1[avg-of-1]/{k}{0}"}
 
 
-def test_largest_numbers_give_no_infinity_and_no_error() -> None:
+def test_very_large_numbers_give_neither_infinity_nor_an_error() -> None:
     largest = 1.7e308
     tasks = rewarded([largest, largest, 1.0], [largest, -largest, -largest])
     metrics, scores, names, max_k = compute_pass_majority_metrics(tasks)
@@ -178,7 +178,7 @@ def test_largest_numbers_give_no_infinity_and_no_error() -> None:
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])
-def test_spread_of_very_small_and_very_large_scores_keeps_its_digits(unit: float) -> None:
+def test_spread_of_very_small_and_very_large_scores_is_precise(unit: float) -> None:
     metrics, scores, names, max_k = compute_pass_majority_metrics(
         rewarded([unit, 3 * unit], [unit, 3 * unit])
     )
@@ -189,14 +189,14 @@ def test_spread_of_very_small_and_very_large_scores_keeps_its_digits(unit: float
     assert metrics[f"{metric}/std_dev_across_runs"] == pytest.approx(100 * spread, rel=1e-12, abs=0)
 
 
-def test_values_that_are_not_all_zero_or_one_pass_by_the_best_of_the_first_k() -> None:
+def test_pass_at_k_of_other_values_is_the_largest_of_the_first_k() -> None:
     metrics = metrics_of(rewarded([0.5, 0.25, 1.0], [1, 0, 0]))
     assert metrics["pass@1/accuracy"] == pytest.approx(100 * (0.5 + 1 / 3) / 2)
     assert metrics["pass@2/accuracy"] == pytest.approx(100 * (0.5 + 2 / 3) / 2)
     assert metrics["pass@3/accuracy"] == 100.0
 
 
-def test_pass_at_one_is_the_average_of_all_to_the_last_digit() -> None:
+def test_pass_at_one_equals_the_average_of_all() -> None:
     metrics = metrics_of(rewarded([1, 1, 1] + [0] * 7, [1] + [0] * 9))
     assert metrics["pass@1/accuracy"] == metrics["pass@1[avg-of-10]/accuracy"] == 20.0
 
@@ -210,7 +210,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_success(values: list[int], data:
 
 @settings(deadline=None)
 @given(st.integers(1, 6000), st.data())
-def test_pass_at_k_of_thousands_has_every_digit(count: int, data: st.DataObject) -> None:
+def test_pass_at_k_of_thousands_of_rollouts_is_exact(count: int, data: st.DataObject) -> None:
     solved = data.draw(st.integers(0, count) | st.integers(0, min(3, count)))
     k = data.draw(st.integers(1, count) | st.integers(1, min(5, count)))
     missed = math.prod(Fraction(count - solved - i, count - i) for i in range(min(k, count - solved + 1)))
@@ -218,8 +218,8 @@ def test_pass_at_k_of_thousands_has_every_digit(count: int, data: st.DataObject)
 
 
 @pytest.mark.parametrize("k", [-1, 0, 4])
-def test_pass_at_k_beyond_the_rollouts_is_an_error_that_says_so(k: int) -> None:
-    with pytest.raises(ValueError, match=rf"pass@{k} of a task with 3 rollouts; k must be from 1 to"):
+def test_pass_at_k_outside_1_to_the_number_of_rollouts_is_an_error(k: int) -> None:
+    with pytest.raises(ValueError, match=rf"pass@{k}: the task has 3 rollouts; k must be from 1 to"):
         pass_at_k([1, 0, 1], k)
 
 
@@ -234,11 +234,11 @@ def test_large_groups_take_seconds(tasks: int, rollouts: int) -> None:
     assert metrics[f"majority@{rollouts}/no_answer"] == 0.0
 
 
-def test_majority_is_the_most_frequent_answer_and_score() -> None:
+def test_majority_is_the_most_frequent_pair_of_answer_and_score() -> None:
     assert majority_of(("a", 1), ("b", 0), ("b", 0)) == [100.0, 50.0, 0.0]
 
 
-def test_majority_of_tied_pairs_is_their_mean() -> None:
+def test_tied_pairs_count_with_their_mean_score() -> None:
     assert majority_of(("a", 1), ("b", 0), ("c", 0), ("a", 1), ("b", 0))[2:] == [100 * (1 / 3), 100.0, 50.0]
 
 
@@ -246,11 +246,11 @@ def test_same_answer_with_another_score_is_another_pair() -> None:
     assert majority_of(("a", 1), ("a", 0), ("b", 0.5), ("b", 0.5))[-1] == 50.0
 
 
-def test_rollout_without_an_answer_does_not_vote_but_takes_its_place() -> None:
+def test_rollout_without_an_answer_does_not_vote_but_counts_towards_k() -> None:
     assert majority_of((None, 1), (None, 1), ("a", 1), ("b", 0.5)) == [0.0, 0.0, 100.0, 75.0]
 
 
-def test_rollout_without_a_score_is_no_vote() -> None:
+def test_rollout_without_a_score_does_not_vote() -> None:
     assert majority_of(("a", None), ("b", 1), ("a", None))[:2] == [100.0, 100.0]
 
 
@@ -286,11 +286,11 @@ def test_equal_answers_vote_together(one: Any, other: Any) -> None:
         ("a", "A"),
     ],
 )
-def test_different_answers_vote_apart(one: Any, other: Any) -> None:
+def test_different_answers_vote_separately(one: Any, other: Any) -> None:
     assert majority_of((one, 1), ("b", 0), ("b", 0), (other, 1))[-1] == 0.0
 
 
-def test_no_answer_is_one_more_score() -> None:
+def test_no_answer_is_an_additional_score() -> None:
     tasks = [*answered((None, 0), ("a", 1)), [{"reward": 0}, {"reward": 0, "answer": None}]]
     metrics, scores, names, _ = compute_pass_majority_metrics(tasks, None, "answer")
     assert names == ["accuracy", "no_answer"]
@@ -300,11 +300,11 @@ def test_no_answer_is_one_more_score() -> None:
     assert metrics["majority@2/no_answer"] == 0.0
 
 
-def test_without_an_answer_key_nothing_is_voted_on() -> None:
+def test_without_an_answer_key_there_is_no_majority() -> None:
     assert not any("majority" in key or "no_answer" in key for key in metrics_of(answered(("a", 1))))
 
 
-def test_every_figure_has_its_error_and_interval_beside_it() -> None:
+def test_every_metric_has_a_standard_error_and_an_interval() -> None:
     metrics = metrics_of(answered(("a", 1), ("b", 0)) + answered(("a", 0), (None, 0)), "answer")
     for metric in without_statistics(metrics):
         low, high = metrics[f"{metric}/ci95_low"], metrics[f"{metric}/ci95_high"]
@@ -315,14 +315,14 @@ def test_every_figure_has_its_error_and_interval_beside_it() -> None:
     )
 
 
-def test_pass_at_k_with_one_task_left_has_no_error() -> None:
+def test_pass_at_k_of_one_task_has_no_standard_error() -> None:
     metrics = metrics_of(rewarded([1], [0, 1]))
     assert "pass@1/accuracy/std_err" in metrics
     assert "pass@2/accuracy" in metrics
     assert not any(key.startswith("pass@2/accuracy/") for key in metrics)
 
 
-def test_interval_of_values_beyond_zero_and_one_is_not_cut() -> None:
+def test_interval_of_values_outside_zero_to_one_is_not_clipped() -> None:
     metrics = metrics_of(rewarded([-3.0], [5.0]))
     assert metrics["pass@1/accuracy/ci95_low"] < -300
     assert metrics["pass@1/accuracy/ci95_high"] > 500
@@ -363,7 +363,7 @@ def slow_majority(votes: list[tuple[str, Fraction]]) -> Fraction:
 
 
 def slow_metrics(tasks: Tasks) -> dict[str, float]:
-    """The definitions, spelt out, with the standard errors."""
+    """A direct implementation of the definitions, with the standard errors."""
     result: dict[str, float] = {}
     for name in ("accuracy", "no_answer"):
         groups = []
@@ -430,7 +430,7 @@ def test_runs_and_spreads_agree_with_their_definitions(tasks: Tasks) -> None:
 
 @settings(deadline=None)
 @given(tasks_with(GRADED), st.randoms())
-def test_rollouts_with_indices_may_come_in_any_order(tasks: Tasks, chance: random.Random) -> None:
+def test_rollouts_with_indices_may_be_in_any_order(tasks: Tasks, chance: random.Random) -> None:
     tasks = [[{**one, "_ng_rollout_index": index} for index, one in enumerate(task)] for task in tasks]
     shuffled = [chance.sample(task, len(task)) for task in tasks]
     assert compute_pass_majority_metrics(shuffled, None, "answer") == compute_pass_majority_metrics(
@@ -438,7 +438,7 @@ def test_rollouts_with_indices_may_come_in_any_order(tasks: Tasks, chance: rando
     )
 
 
-def test_average_spread_within_a_task() -> None:
+def test_average_standard_deviation_within_tasks_is_added() -> None:
     metrics, scores, names, max_k = compute_pass_majority_metrics(rewarded([1, 0, 1, 1], [0, 0, 1, 0], [1]))
     before = dict(metrics)
     add_avg_sample_std_dev(metrics, scores, names, max_k)
@@ -459,7 +459,7 @@ def leveled(*rollouts: tuple[Any, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def test_subsets_have_the_metrics_of_their_tasks_alone() -> None:
+def test_subset_has_the_metrics_of_its_own_tasks() -> None:
     easy, hard = EXAMPLE
     tasks = [[{**one, "level": "easy"} for one in easy], [{**one, "level": "hard"} for one in hard]]
     metrics = compute_subset_metrics([*tasks, *rewarded([1, 1])], "level")
@@ -470,30 +470,30 @@ def test_subsets_have_the_metrics_of_their_tasks_alone() -> None:
     assert (metrics["easy/pass@2/accuracy"], metrics["hard/pass@2/accuracy"]) == (100.0, 50.0)
 
 
-def test_rollout_without_the_field_goes_with_its_task() -> None:
+def test_rollout_without_the_field_gets_the_subset_of_its_task() -> None:
     metrics = compute_subset_metrics([leveled((..., 1), ("easy", 0), (None, 1), (..., 1))], "level")
     assert metrics["easy/pass@1/accuracy"] == 75.0
 
 
-def test_task_whose_rollouts_differ_is_divided_among_the_subsets() -> None:
+def test_task_with_different_values_is_split_among_subsets() -> None:
     metrics = compute_subset_metrics([leveled((1, 1), (2, 0), (..., 1), (2, 0))], "level")
     assert (metrics["1/pass@2/accuracy"], metrics["2/pass@2/accuracy"]) == (100.0, 0.0)
 
 
-def test_subset_of_a_false_value_is_one_too() -> None:
+def test_false_values_form_a_subset() -> None:
     tasks = [leveled((False, 1)), leveled((0, 0)), leveled((["x"], 1))]
     subsets = {key.partition("/")[0] for key in compute_subset_metrics(tasks, "level")}
     assert subsets == {"False", "0", "['x']"}
 
 
-def test_subsets_take_scores_and_answers_too() -> None:
+def test_subsets_accept_score_function_and_answer_key() -> None:
     tasks = [[{"level": "easy", "answer": answer} for answer in ("a", "b", "b")]]
     metrics = compute_subset_metrics(tasks, "level", lambda one: {"right": one["answer"] == "b"}, "answer")
     assert metrics["easy/majority@3/right"] == 100.0
     assert metrics["easy/pass@1/no_answer"] == 0.0
 
 
-def test_highest_k_picks_the_figures_of_the_largest_k_without_statistics() -> None:
+def test_highest_k_selects_the_largest_k_without_uncertainties() -> None:
     metrics = metrics_of(answered(("a", 1), ("b", 0)) * 3 + rewarded([0]), "answer")
     assert set(highest_k_metrics(metrics, "pass@{k}")) == {"pass@2/accuracy", "pass@2/no_answer"}
     averages = highest_k_metrics(metrics, "pass@1[avg-of-{k}]", ["accuracy"])
@@ -503,12 +503,12 @@ def test_highest_k_picks_the_figures_of_the_largest_k_without_statistics() -> No
     }
 
 
-def test_highest_k_is_a_number_and_not_a_text() -> None:
+def test_highest_k_compares_numbers_instead_of_text() -> None:
     metrics = {f"pass@{k}/x": k for k in (2, 9, 10)}
     assert highest_k_metrics(metrics, "pass@{k}") == {"pass@10/x": 10}
 
 
-def test_highest_k_of_one_kind_is_not_that_of_another() -> None:
+def test_highest_k_is_separate_for_each_pattern() -> None:
     metrics = {"pass@1/x": 1, "pass@1[avg-of-4]/x": 2, "easy/pass@8/x": 3, "mean/x": 4, "pass@16": 5}
     assert highest_k_metrics(metrics, "pass@{k}") == {"pass@1/x": 1}
     assert highest_k_metrics(metrics, "pass@1[avg-of-{k}]") == {"pass@1[avg-of-4]/x": 2}
@@ -516,7 +516,7 @@ def test_highest_k_of_one_kind_is_not_that_of_another() -> None:
     assert highest_k_metrics(metrics, "majority@{k}") == {}
 
 
-def test_highest_k_is_that_of_the_wanted_names() -> None:
+def test_highest_k_considers_selected_names_only() -> None:
     metrics = {"pass@2/a": 1, "pass@4/b": 2, "pass@4/c/d": 3}
     assert highest_k_metrics(metrics, "pass@{k}", score_names=["a"]) == {"pass@2/a": 1}
     assert highest_k_metrics(metrics, "pass@{k}", exclude_names=["b", "c/d"]) == {"pass@2/a": 1}
@@ -524,11 +524,11 @@ def test_highest_k_is_that_of_the_wanted_names() -> None:
     assert highest_k_metrics(metrics, "pass@{k}") == {"pass@4/b": 2, "pass@4/c/d": 3}
 
 
-def test_score_named_like_a_statistic_is_a_score() -> None:
+def test_score_with_the_name_of_an_uncertainty_is_a_score() -> None:
     metrics = {"pass@1/std_err": 1, "pass@1/std_err/std_err": 2, "pass@1/x/avg_sample_std_dev": 3}
     assert highest_k_metrics(metrics, "pass@{k}") == {"pass@1/std_err": 1}
 
 
-def test_pattern_without_a_place_for_k_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r'no \{k\} in "pass@4"; write it where the number stands'):
+def test_pattern_without_k_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r'no \{k\} in "pass@4"; write \{k\} in place of the number'):
         highest_k_metrics({}, "pass@4")

@@ -1,4 +1,4 @@
-"""What a profile says is what a plain reading of its definition says."""
+"""Reward profiles agree with a direct implementation of their definition."""
 
 import json
 import math
@@ -66,13 +66,13 @@ def test_worked_example_of_the_contract() -> None:
     }
 
 
-def test_nothing_in_is_nothing_out() -> None:
+def test_profile_of_no_rows_is_empty() -> None:
     assert profile([], []) == ([], [])
     assert profile([row(0, 0)], [], partial=True) == ([], [])
     assert set(profile_completion_summary([], []).values()) == {0}
 
 
-def test_order_of_rows_and_results_is_that_of_the_keys_and_agents_come_by_their_first_rows() -> None:
+def test_groups_are_ordered_by_key_and_agents_by_their_first_rows() -> None:
     rows = [
         row(7, 1, agent_ref={"name": "late"}, seed=1),
         row(2, 0),
@@ -91,7 +91,7 @@ def test_order_of_rows_and_results_is_that_of_the_keys_and_agents_come_by_their_
     assert "_ng_task_index" in rows[0], "what was given is not changed"
 
 
-def test_infos_have_the_reward_first_then_every_finite_number() -> None:
+def test_rollout_infos_list_the_reward_first_then_every_finite_number() -> None:
     given = result(
         0,
         0,
@@ -119,13 +119,13 @@ def test_infos_have_the_reward_first_then_every_finite_number() -> None:
     json.dumps([groups, agents], allow_nan=False)
 
 
-def test_rollouts_without_any_number_are_profiled_too() -> None:
+def test_rollouts_without_numbers_are_profiled() -> None:
     groups, agents = profile([row(0, 0)], [result(0, 0, None)])
     assert groups[0]["rollout_infos"] == [{"rollout_id": "0:0", "_ng_task_index": 0, "_ng_rollout_index": 0}]
     assert agents == [{"agent_ref": {"name": "adder"}}]
 
 
-def test_partial_tasks_say_how_much_of_them_is_there() -> None:
+def test_partial_tasks_report_their_completion() -> None:
     rows = [row(task, rollout) for task in range(3) for rollout in range(4)]
     results = [result(0, rollout) for rollout in range(4)] + [result(1, 3)]
     groups, _ = profile(rows, results, partial=True)
@@ -144,34 +144,34 @@ def test_partial_tasks_say_how_much_of_them_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "results", "told"),
+    ("rows", "results", "expected"),
     [
-        ([row(0, 0)], [result(0, 0), result(1, 2)], ["1 rollout with a result and no row: 1:2;"]),
-        ([row(0, 0), row(0, 3)], [result(0, 0)], ["1 rollout with a row and no result: 0:3;", "=True"]),
+        ([row(0, 0)], [result(0, 0), result(1, 2)], ["1 rollout with a result but no row: 1:2;"]),
+        ([row(0, 0), row(0, 3)], [result(0, 0)], ["1 rollout with a row but no result: 0:3;", "=True"]),
         ([row(0, 0)] * 2, [result(0, 0)], ["1 rollout with more than one row: 0:0;"]),
         ([row(0, 0)], [result(0, 0)] * 3, ["1 rollout with more than one result: 0:0;"]),
-        ([row(0, 0)], [result(0, 0, agent_ref={"name": "b"})], ["1 rollout by another agent", ": 0:0;"]),
+        ([row(0, 0)], [result(0, 0, agent_ref={"name": "b"})], ["1 rollout of another agent", ": 0:0;"]),
         (
             [row(5, 0, agent_ref=None), row(5, 1, agent_ref=None)],
             [result(5, 1, agent_ref={"name": "b"}), result(5, 0)],
             ["another agent than their task's: 5:1;"],
         ),
-        ([{"question": 1}], [], ["row 0 (from 0) has no key", "got none and none"]),
-        ([row(0, 0)], [result(0, 0), result(True, 0)], ["result 1 (from 0) has no key", "got True and 0"]),
-        ([row(-1, 0)], [], ["row 0 (from 0) has no key", "got -1 and 0"]),
+        ([{"question": 1}], [], ["row 0 (counted from 0) has no valid key", "got none and none"]),
+        ([row(0, 0)], [result(0, 0), result(True, 0)], ["result 1 (counted from 0) has no", "True and 0"]),
+        ([row(-1, 0)], [], ["row 0 (counted from 0) has no valid key", "got -1 and 0"]),
     ],
 )
-def test_what_does_not_fit_together_is_refused_and_named(
-    rows: list[Record], results: list[Record], told: list[str]
+def test_rows_and_results_that_do_not_match_are_an_error_with_their_keys(
+    rows: list[Record], results: list[Record], expected: list[str]
 ) -> None:
     with pytest.raises(ValueError) as refused:
         profile(rows, results)
     assert isinstance(refused.value, InputError)
-    assert all(text in str(refused.value) for text in told), refused.value
+    assert all(text in str(refused.value) for text in expected), refused.value
 
 
 @pytest.mark.parametrize("kind", ["extra", "missing", "rows twice", "results twice"])
-def test_of_many_keys_the_first_ten_are_named(kind: str) -> None:
+def test_error_lists_the_first_ten_keys(kind: str) -> None:
     keys = [(task, 0) for task in range(25)]
     rows, results = [row(*key) for key in keys], [result(*key) for key in reversed(keys)]
     given = {
@@ -185,7 +185,7 @@ def test_of_many_keys_the_first_ten_are_named(kind: str) -> None:
     assert ": 0:0, 1:0, 2:0, 3:0, 4:0, 5:0, 6:0, 7:0, 8:0, 9:0 and 15 more;" in str(refused.value)
 
 
-def test_agents_come_from_the_rows_else_from_the_results_else_nobody_has_a_name() -> None:
+def test_agent_comes_from_the_rows_or_else_from_the_results() -> None:
     rows = [row(0, 0), row(1, 0, agent_ref={}), row(1, 1, agent_ref=None), row(2, 0, agent_ref="x")]
     results = [
         result(0, 0, agent_ref=None),
@@ -198,7 +198,7 @@ def test_agents_come_from_the_rows_else_from_the_results_else_nobody_has_a_name(
     assert [group["num_rollouts"] for group in groups] == [1, 2, 1]
 
 
-def test_config_reads_the_published_fields_and_partial_is_not_the_default() -> None:
+def test_config_has_the_published_fields_and_defaults() -> None:
     config = RewardProfileConfig.model_validate(
         {"materialized_inputs_jsonl_fpath": "m", "rollouts_jsonl_fpath": "r", "policy_model_name": "x"}
     )
@@ -220,7 +220,7 @@ ASKED = st.lists(KEYS, unique=True, max_size=15)
 
 
 @given(ASKED, st.data())
-def test_profiles_are_what_a_slow_reading_gives(asked: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_profiles_agree_with_a_slow_implementation(asked: list[tuple[int, int]], data: st.DataObject) -> None:
     rows = [row(*key, n=place) for place, key in enumerate(asked)]
     done = data.draw(st.permutations(asked))[: data.draw(st.integers(0, len(asked)))]
     results = [row(*key) | {"agent_ref": {"name": agent_of(key[0])}, **data.draw(FIELDS)} for key in done]
@@ -288,7 +288,7 @@ def slow_statistics(own: list[Record]) -> Record:
     numbers = [slow_numbers(one) for one in own]
     for name in sorted({name for one in numbers for name in one}):
         values = [one[name] for one in numbers if name in one]
-        if max(map(abs, values)) > 1e100:  # what no float holds is left out; see test_columns
+        if max(map(abs, values)) > 1e100:  # a statistic too large for a float is left out; see test_columns
             continue
         found |= {
             f"mean/{name}": statistics.fmean(values),
@@ -301,7 +301,7 @@ def slow_statistics(own: list[Record]) -> Record:
 
 
 def assert_same(left: list[Record], right: list[Record]) -> None:
-    """Numbers to the last few digits; statistics that the slow way leaves out may be there."""
+    """Compares numbers up to rounding; `left` may have statistics that `right` leaves out."""
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         for name, value in other.items():

@@ -1,4 +1,4 @@
-"""The headline says how sure a mean is and what is missing; nothing doubtful is left unsaid."""
+"""The headline shows the uncertainty of the mean and what is missing; warnings show everything doubtful."""
 
 import json
 import random
@@ -26,25 +26,25 @@ def line(tasks: Iterable[Sequence[float | None]], planned: int | None = None) ->
     return headline(summarize("agent", columns_of(tasks), planned))
 
 
-def test_headline_of_a_run_of_which_some_is_missing() -> None:
+def test_headline_of_an_incomplete_run_shows_bounds() -> None:
     rng = random.Random(7)
     tasks = []
     for _ in range(400):
         chance = rng.random()
         tasks.append([float(rng.random() < chance) for _ in range(8) if rng.random() > 0.04])
-    told = line(tasks, planned=3200)
-    assert told == (
-        "reward 0.51 ± 0.03 (95 % CI, 400 tasks × 8), 96 % complete, 0.49–0.53 if the missing fail/pass"
+    expected = line(tasks, planned=3200)
+    assert expected == (
+        "reward 0.51 ± 0.03 (95 % CI, 400 tasks × 8), 96 % complete, 0.49–0.53 if all missing fail/pass"
     )
 
 
 @pytest.mark.parametrize(
-    ("tasks", "planned", "told"),
+    ("tasks", "planned", "expected"),
     [
         ([], None, "no rollouts"),
         ([], 8, "no rollouts, 0 % complete"),
         ([[None], [None]], None, "no rewards, 2 tasks × 1"),
-        ([[1, 0, 1, 1]], None, "reward 0.75 (1 task × 4; one task has no interval)"),
+        ([[1, 0, 1, 1]], None, "reward 0.75 (1 task × 4; no interval for a single task)"),
         ([[1], [1], [1]], 3, "reward 1.00 (95 % CI 0.29–1.00, 3 tasks × 1), 100 % complete"),
         ([[0], [0], [0]], 3, "reward 0.00 (95 % CI 0.00–0.71, 3 tasks × 1), 100 % complete"),
         ([[1, 0], [0]], None, "reward 0.33 (95 % CI 0.00–1.00, 2 tasks, 3 rollouts)"),
@@ -55,20 +55,20 @@ def test_headline_of_a_run_of_which_some_is_missing() -> None:
         ),
     ],
 )
-def test_headline_is_honest_about_small_and_ragged_runs(
-    tasks: list[list[float | None]], planned: int | None, told: str
+def test_headline_of_small_and_uneven_runs(
+    tasks: list[list[float | None]], planned: int | None, expected: str
 ) -> None:
-    assert line(tasks, planned).startswith(told)
+    assert line(tasks, planned).startswith(expected)
 
 
-def test_hundred_percent_is_said_only_where_nothing_is_missing() -> None:
+def test_headline_shows_100_percent_only_if_nothing_is_missing() -> None:
     tasks = [[1.0]] * 9999
     assert "99 % complete" in line(tasks, 10_000)
     assert "100 % complete" in line(tasks, 9999)
     assert "1 % complete" in line([[1.0], [0.0]], 10_000)
 
 
-def test_bounds_are_the_means_with_the_missing_as_failures_and_as_successes() -> None:
+def test_bounds_are_the_means_if_all_missing_rollouts_fail_or_pass() -> None:
     summary = summarize("agent", columns_of([[1, 0], [1, 1]]), planned=8)
     assert summary.if_missing == (3 / 8, 7 / 8)
     assert summary.coverage() == {
@@ -82,10 +82,10 @@ def test_bounds_are_the_means_with_the_missing_as_failures_and_as_successes() ->
     wide = summarize("agent", columns_of([[-2, 5]]), planned=3)
     assert wide.if_missing == pytest.approx(
         ((3 - 2) / 3, (3 + 5) / 3)
-    )  # a failure is no better than the worst seen
+    )  # a failure counts as the worst reward seen
 
 
-def test_rollouts_that_needed_a_retry_and_score_differently_are_flagged() -> None:
+def test_retried_rollouts_with_other_rewards_cause_a_warning() -> None:
     rng = random.Random(1)
     tasks, retried = [], []
     for task in range(100):
@@ -99,7 +99,7 @@ def test_rollouts_that_needed_a_retry_and_score_differently_are_flagged() -> Non
     assert warning.startswith("warning: the 100 rollouts that needed a retry score 0.2")
 
 
-def test_retries_that_score_like_the_rest_are_not_flagged() -> None:
+def test_retried_rollouts_with_similar_rewards_cause_no_warning() -> None:
     flagged = 0
     for seed in range(200):
         rng = random.Random(seed)
@@ -112,21 +112,21 @@ def test_retries_that_score_like_the_rest_are_not_flagged() -> None:
     assert 1 <= flagged <= 22  # 5 % of 200, by chance
 
 
-def test_a_few_retries_say_nothing() -> None:
+def test_few_retries_cause_no_warning() -> None:
     tasks = [[0.0, 1.0]] * 50
     assert summarize("agent", columns_of(tasks, [(task, 0) for task in range(4)])).retries is None
     assert summarize("agent", columns_of(tasks)).retries is None
     assert summarize("agent", columns_of([[1.0] * 20], [(0, place) for place in range(10)])).retries is None
 
 
-def test_values_that_were_not_finite_are_told() -> None:
+def test_values_that_are_not_finite_cause_a_warning() -> None:
     columns = Columns()
     columns.add(0, 0, {"reward": 1.0}, ["speed", "speed"])
     (warning,) = warnings(summarize("agent", columns))
     assert "NaN or infinite" in warning and "speed 2" in warning
 
 
-def test_histogram_has_the_values_themselves_or_ranges() -> None:
+def test_histogram_has_one_bin_per_value_or_ranges() -> None:
     few = summarize("agent", columns_of([[1, 0, 1], [0.5]]))
     assert few.histogram == [Bin(0.0, 0.0, 1), Bin(0.5, 0.5, 1), Bin(1.0, 1.0, 2)]
     many = summarize("agent", columns_of([[place / 99 for place in range(100)]]))
@@ -140,7 +140,7 @@ REWARDS = st.lists(
 
 
 @given(REWARDS)
-def test_pass_at_k_is_that_of_the_plain_function(tasks: list[list[float | None]]) -> None:
+def test_pass_at_k_of_a_summary_agrees_with_pass_at_k(tasks: list[list[float | None]]) -> None:
     summary = summarize("agent", columns_of(tasks))
     rollouts = [[{} if reward is None else {"reward": reward} for reward in task] for task in tasks]
     metrics, *_ = compute_pass_majority_metrics(rollouts)
@@ -155,7 +155,7 @@ def test_pass_at_k_is_that_of_the_plain_function(tasks: list[list[float | None]]
     assert set(summary.pass_at) == (shown if most > 1 else set())
 
 
-def test_pass_at_k_is_told_of_rewards_that_are_0_or_1_only() -> None:
+def test_summary_has_pass_at_k_only_if_rewards_are_0_or_1() -> None:
     assert summarize("agent", columns_of([[0.5, 1.0], [0.0, 1.0]])).pass_at == {}
     assert list(summarize("agent", columns_of([[0.0, 1.0, 1.0, 0.0, 1.0]] * 2)).pass_at) == [1, 2, 4, 5]
 
@@ -174,7 +174,7 @@ def test_data_of_any_rewards_is_json(tasks: list[list[float | None]], planned: i
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "told"),
+    ("low", "high", "expected"),
     [
         (0.6, 0.64, "0.60–0.64"),
         (0.601, 0.602, "0.6010–0.6020"),
@@ -182,5 +182,5 @@ def test_data_of_any_rewards_is_json(tasks: list[list[float | None]], planned: i
         (0.0, 3e300, "0.00–3e+300"),
     ],
 )
-def test_figures_have_the_decimals_that_tell_them_apart(low: float, high: float, told: str) -> None:
-    assert between(low, high) == told
+def test_figures_have_enough_decimals_to_differ(low: float, high: float, expected: str) -> None:
+    assert between(low, high) == expected

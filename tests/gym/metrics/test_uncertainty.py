@@ -32,7 +32,7 @@ def interval_of(estimate: Estimate) -> tuple[float, float]:
 
 
 def slow_clustered_error(groups: list[list[float]]) -> float:
-    """Residuals are added up within a task before they are squared: they may all point one way."""
+    """Adds up residuals within a task before squaring, because they may all have the same sign."""
     values = [value for group in groups for value in group]
     mean = math.fsum(values) / len(values)
     squares = [math.fsum(value - mean for value in group) ** 2 for group in groups]
@@ -57,7 +57,7 @@ def test_error_of_equal_groups_is_that_of_the_task_means(size: int, data: st.Dat
     assert estimate_task_mean(means).std_err == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
-def test_error_worked_by_hand() -> None:
+def test_standard_error_of_a_worked_example() -> None:
     estimate = estimate_of([[1, 1], [0], [1, 0, 0]])
     # Mean 1/2; residuals of the tasks 1, -1/2 and -1/2: the square root of 3/2 x 3/2, over 6.
     assert estimate.mean == 0.5
@@ -67,7 +67,7 @@ def test_error_worked_by_hand() -> None:
     assert estimate.reach == pytest.approx(reach)
 
 
-def test_same_rollouts_in_more_tasks_are_surer() -> None:
+def test_same_rollouts_in_more_tasks_have_a_smaller_error() -> None:
     together = estimate_of([[1, 1, 1], [0, 0, 0], [1, 1, 1], [0, 0, 0]]).std_err
     apart = estimate_of([[value] for value in [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0]]).std_err
     assert together is not None
@@ -83,7 +83,7 @@ def test_interval_contains_the_mean(groups: list[list[float]]) -> None:
 
 
 @given(BINARY_GROUPS)
-def test_interval_of_binary_values_stays_in_its_span_and_is_never_a_point(groups: list[list[float]]) -> None:
+def test_interval_of_binary_values_is_within_0_and_1_and_never_a_point(groups: list[list[float]]) -> None:
     estimate = estimate_of(groups, are_shares=True)
     low, high = interval_of(estimate)
     assert 0 <= low <= estimate.mean <= high <= 1
@@ -91,7 +91,7 @@ def test_interval_of_binary_values_stays_in_its_span_and_is_never_a_point(groups
 
 
 @pytest.mark.parametrize("tasks", [2, 10, 300])
-def test_all_successes_are_as_sure_as_that_many_tasks_can_be(tasks: int) -> None:
+def test_interval_of_all_successes_is_exact_for_the_number_of_tasks(tasks: int) -> None:
     low, high = interval_of(estimate_task_mean([1.0] * tasks, are_shares=True))
     assert high == 1.0
     assert low**tasks == pytest.approx(0.025)
@@ -100,7 +100,7 @@ def test_all_successes_are_as_sure_as_that_many_tasks_can_be(tasks: int) -> None
     assert (1 - high) ** tasks == pytest.approx(0.025)
 
 
-def test_interval_is_cut_where_values_cannot_go() -> None:
+def test_interval_of_binary_values_is_clipped_at_0_and_1() -> None:
     values = [0.0, 0.0, 0.0, 1.0]
     assert interval_of(estimate_task_mean(values))[0] < 0
     low, high = interval_of(estimate_task_mean(values, are_shares=True))
@@ -112,7 +112,7 @@ def test_interval_is_cut_where_values_cannot_go() -> None:
 @pytest.mark.parametrize(
     ("tasks", "size", "rate"), [(20, 8, 0.05), (20, 8, 0.98), (50, 4, 0.97), (12, 4, 0.5)]
 )
-def test_interval_covers_the_truth_also_near_the_ends(tasks: int, size: int, rate: float) -> None:
+def test_interval_covers_the_true_rate_near_0_and_1(tasks: int, size: int, rate: float) -> None:
     rng = np.random.default_rng(5)
     covered = 0
     for _ in range(1000):
@@ -123,24 +123,24 @@ def test_interval_covers_the_truth_also_near_the_ends(tasks: int, size: int, rat
     assert covered >= 930
 
 
-def test_tasks_with_the_same_mean_leave_the_doubt_of_their_rollouts() -> None:
+def test_tasks_with_equal_means_have_the_uncertainty_of_their_rollouts() -> None:
     low, high = interval_of(estimate_of([[1, 0], [0, 1]], are_shares=True))
     assert (low, high) == pytest.approx((0.067586, 0.932414), abs=1e-6)  # two of four, Clopper and Pearson
 
 
-def test_one_task_says_nothing_about_others() -> None:
+def test_single_task_has_no_interval() -> None:
     estimate = estimate_of([[1, 0, 1, 1]], are_shares=True)
     assert (estimate.mean, estimate.tasks, estimate.reach) == (0.75, 1, None)
     assert estimate.named("pass@1") == estimate.scaled(100).named("pass@1") == {}
 
 
-def test_no_task_has_no_mean() -> None:
+def test_without_tasks_the_mean_is_nan() -> None:
     estimate = estimate_task_mean([])
     assert math.isnan(estimate.mean)
     assert estimate.named("pass@1") == {}
 
 
-def test_named_figures_stand_beside_their_metric() -> None:
+def test_uncertainties_are_named_after_their_metric() -> None:
     assert Estimate(0.5, 4, 0.25, 0.25, 0.75).scaled(100).named("mean/reward") == {
         "mean/reward/std_err": 25.0,
         "mean/reward/ci95_low": 25.0,
@@ -148,7 +148,7 @@ def test_named_figures_stand_beside_their_metric() -> None:
     }
 
 
-def test_largest_values_claim_no_interval_that_no_float_can_hold() -> None:
+def test_very_large_values_have_no_interval_beyond_the_float_range() -> None:
     estimate = estimate_task_mean([1.7e308, -1.7e308, 1.7e308])
     figures = estimate.named("x").values()
     assert all(math.isfinite(figure) for figure in figures)
@@ -167,7 +167,7 @@ def coverage(rewards_R_G_N: np.ndarray, truth: float, *, tasks: int) -> float:
 RUNS = 2000
 
 
-def test_interval_has_the_truth_in_it_as_often_as_it_says() -> None:
+def test_interval_contains_the_true_mean_in_95_percent_of_runs() -> None:
     rng = np.random.default_rng(20)
     difficulty = rng.normal(0.3, 1.0, (RUNS, 25, 1))
     rewards = difficulty + rng.normal(0.0, 1.0, (RUNS, 25, 6))
@@ -175,7 +175,7 @@ def test_interval_has_the_truth_in_it_as_often_as_it_says() -> None:
     assert coverage(rewards, 0.3, tasks=25 * 6) < 0.75
 
 
-def test_interval_of_successes_has_the_truth_in_it_as_often_as_it_says() -> None:
+def test_interval_of_successes_contains_the_true_rate_in_95_percent_of_runs() -> None:
     rng = np.random.default_rng(21)
     chance = rng.beta(0.8, 1.2, (RUNS, 40, 1))
     rewards = (rng.random((RUNS, 40, 8)) < chance).astype(float)
@@ -183,7 +183,7 @@ def test_interval_of_successes_has_the_truth_in_it_as_often_as_it_says() -> None
     assert coverage(rewards, 0.4, tasks=40 * 8) < 0.75
 
 
-def test_paired_difference_worked_by_hand() -> None:
+def test_paired_difference_of_a_worked_example() -> None:
     difference = paired_difference([0.5, 0.25, 0.0, 0.25])
     # Deviations 1/4, 0, -1/4, 0: a variance of 1/24, and of the mean 1/96.
     error = math.sqrt(1 / 96)
@@ -207,13 +207,13 @@ def test_p_value_and_interval_agree(differences: list[float]) -> None:
 
 
 @given(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=30))
-def test_difference_the_other_way_round_is_the_same(differences: list[float]) -> None:
+def test_reversed_difference_has_the_opposite_sign(differences: list[float]) -> None:
     one, other = paired_difference(differences), paired_difference([-value for value in differences])
     assert other.value == -one.value
     assert (other.std_err, other.p_value) == (one.std_err, one.p_value)
 
 
-def test_without_a_difference_every_p_value_is_as_likely_as_another() -> None:
+def test_without_a_difference_p_values_are_uniform() -> None:
     rng = np.random.default_rng(22)
     task = rng.normal(0.0, 3.0, (RUNS, 15))
     one, other = (task + rng.normal(0.0, 1.0, task.shape) for _ in range(2))
@@ -224,7 +224,7 @@ def test_without_a_difference_every_p_value_is_as_likely_as_another() -> None:
     assert 0.035 < np.mean(chances < 0.05) < 0.065
 
 
-def test_small_difference_on_the_same_tasks_is_found() -> None:
+def test_small_difference_on_the_same_tasks_is_significant() -> None:
     rng = np.random.default_rng(23)
     task = rng.normal(0.0, 3.0, 100)
     before, after = task + rng.normal(0.0, 0.2, 100), task + 0.3 + rng.normal(0.0, 0.2, 100)
@@ -235,7 +235,7 @@ def test_small_difference_on_the_same_tasks_is_found() -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, -0.5, 0.1])
-def test_tasks_that_all_differ_by_the_same_are_tested_by_sign_and_get_no_interval(value: float) -> None:
+def test_equal_differences_get_a_sign_test_and_no_interval(value: float) -> None:
     assert paired_difference([value] * 6) == (value, 0.0, None, None, 2 / 2**6)
     assert paired_difference([0.0] * 6).p_value == 1.0
 

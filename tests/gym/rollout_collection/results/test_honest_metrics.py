@@ -33,7 +33,7 @@ def test_missing_rollouts_are_reported_with_bounds_of_the_mean(
     playground.answer("1:0", "no rollout", status=400)
     playground.collect(num_repeats=2)
     told = capsys.readouterr().err
-    assert "(95 % CI 0.29–1.00, 3 tasks × 2), 83 % complete, 0.83–1.00 if the missing fail/pass" in told
+    assert "(95 % CI 0.29–1.00, 3 tasks × 2), 83 % complete, 0.83–1.00 if all missing fail/pass" in told
     assert entry(playground)["coverage"] == {
         "planned": 6,
         "completed": 5,
@@ -86,7 +86,7 @@ def test_retries_that_score_differently_are_flagged_also_after_a_resume(
         playground.answer(f"{number}:0", reward=float(number == 0))
     capsys.readouterr()
     playground.collect(resume_from_cache=True)
-    flag = "warning: the 20 rollouts that needed a retry score 0.05, first tries 1.00"
+    flag = "warning: the 20 rollouts that needed a retry score 0.05 on average, the others 1.00"
     assert flag in capsys.readouterr().err
     playground.collect(resume_from_cache=True)  # nothing is left: all is read from the file
     assert flag in capsys.readouterr().err
