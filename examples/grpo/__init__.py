@@ -1,7 +1,7 @@
-"""GRPO on a CPU: proof that a policy learns from the rollouts of this project."""
+"""GRPO on a CPU: shows that a policy learns from the rollouts of this project."""
 
 import os
 
-# Read when torch is loaded, so it cannot wait: threads that spin while they wait take the cores from the
-# engine, and where anything else runs they make a step ten times slower.
+# Must be set before torch is imported. Threads that spin while they wait take CPU time from the engine, and
+# make a step ten times slower if other programs are running.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,4 +1,4 @@
-"""What both commands have in common: their options, seeds one after the other, files and lines."""
+"""Shared by both commands: options, one run per seed, result files, printed lines."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from examples.grpo.reporting import (
     step_line,
     write_json,
 )
-from examples.grpo.training import LEAST, Plan
+from examples.grpo.training import MINIMA, Plan
 from nemo_gym.errors import ConfigError
 from nemo_gym.machine import available_cores
 
-Tell = Callable[[RunReport], None]
+OnProgress = Callable[[RunReport], None]
 SMOKE = Plan(steps=2, prompts_per_step=2, group_size=4, heldout_tasks=4, heldout_samples=1)
-"""Enough to see that all of it works, not that it learns."""
-_NUMBERS = {
+"""Shows that everything works, but is too short to learn."""
+_PLAN_HELP = {
     "steps": "updates of the policy",
-    "prompts_per_step": "groups",
-    "group_size": "rollouts of one",
-    "heldout_tasks": "never learnt from",
-    "heldout_samples": "rollouts of each",
-    "refit_every": "updates between refits",
+    "prompts_per_step": "groups per step",
+    "group_size": "rollouts per group",
+    "heldout_tasks": "tasks that are only evaluated",
+    "heldout_samples": "rollouts per held-out task",
+    "refit_every": "updates between two exports of the weights to the sampler",
 }
-"""Of a plan, as options."""
+"""Help texts of the options that set a field of the plan."""
 _RESULTS = Path("results/grpo")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A task to learn."""
+    """A task that a policy can learn, and how it is trained."""
 
     name: str
     title: str
     plan: Plan
     learner: LearnerSettings
-    play: Callable[[Plan, LearnerSettings, RunReport, Tell], Coroutine[Any, Any, None]]
+    play: Callable[[Plan, LearnerSettings, RunReport, OnProgress], Coroutine[Any, Any, None]]
     """One run, from loading the policy to the last held-out task."""
     seeds: Sequence[int] = (0,)
-    """A run for each; as many as the claim takes that it learns."""
+    """One run per seed; enough of them to show that the policy learns."""
 
 
 def main(variant: Variant, arguments: Sequence[str] | None = None) -> None:
@@ -71,18 +71,18 @@ def main(variant: Variant, arguments: Sequence[str] | None = None) -> None:
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         torch.set_num_threads(options.threads)
         for seed in seeds:
-            asyncio.run(variant.play(plan, settings, results.new_run(seed), results.tell))
-            gc.collect()  # model and optimizer are in cycles: two of them would be there at once
+            asyncio.run(variant.play(plan, settings, results.new_run(seed), results.show))
+            gc.collect()  # reference cycles would keep this run's model and optimizer during the next run
     except ConfigError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
-        print(f"Interrupted; what was measured so far is in {results.metrics}", file=sys.stderr)
+        print(f"Interrupted; the results so far are in {results.metrics}", file=sys.stderr)
         sys.exit(130)
     results.finish(time.perf_counter() - began)
 
 
 class _Results:
-    """The runs of a command so far, on disk after every step."""
+    """The runs of a command so far, written to disk after every step."""
 
     def __init__(self, variant: Variant, plan: Plan, settings: LearnerSettings, output: Path) -> None:
         self._variant, self._plan, self._settings = variant, plan, settings
@@ -95,7 +95,8 @@ class _Results:
         print(f"{self._variant.title}, seed {seed}", flush=True)
         return self._runs[-1]
 
-    def tell(self, run: RunReport) -> None:
+    def show(self, run: RunReport) -> None:
+        """Print the latest line of a run and write the results."""
         if run.after is not None and run.before is not None:
             print(evaluation_line("after", run.after), flush=True)
             print(difference_line("after − before", run.differences), flush=True)
@@ -113,7 +114,7 @@ class _Results:
             print(difference_line("all seeds, after − before", self._differences()))
         for run in self._runs:
             print(sampling_line(run))
-        print(f"{total_s:.0f} s; {self.metrics}, {self._curve}")
+        print(f"finished in {total_s:.0f} s; results: {self.metrics}, {self._curve}")
 
     def _differences(self) -> list[float]:
         return [difference for run in self._runs for difference in run.differences]
@@ -136,26 +137,37 @@ def _parser(variant: Variant) -> argparse.ArgumentParser:
     )
     learning_rate, threads = variant.learner.learning_rate, available_cores()
     output, seeds = _RESULTS / variant.name, " ".join(map(str, variant.seeds))
-    parser.add_argument("--smoke", action="store_true", help="a run of two small steps")
-    for name, what in _NUMBERS.items():
-        # Left out where it is not given, so that it does not hide that of the smoke run.
-        option, usual = f"--{name.replace('_', '-')}", getattr(variant.plan, name)
-        parser.add_argument(option, type=int, default=argparse.SUPPRESS, help=f"{what} ({usual})")
+    parser.add_argument("--smoke", action="store_true", help="run only two small steps")
+    for name, text in _PLAN_HELP.items():
+        # No default: a default would override the value of the smoke run.
+        option, default = f"--{name.replace('_', '-')}", getattr(variant.plan, name)
+        parser.add_argument(option, type=int, default=argparse.SUPPRESS, help=f"{text} (default: {default})")
     parser.add_argument(
-        "--learning-rate", type=float, default=learning_rate, help=f"of AdamW ({learning_rate:g})"
+        "--learning-rate",
+        type=float,
+        default=learning_rate,
+        help=f"learning rate of AdamW (default: {learning_rate:g})",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=None, help=f"a run for each ({seeds})")
-    parser.add_argument("--threads", type=int, default=threads, help=f"of the learner ({threads})")
-    parser.add_argument("--output", type=Path, help=f"a folder ({output}; of a smoke run {output}_smoke)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=None, help=f"one run per seed (default: {seeds})"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=threads, help=f"threads of the learner (default: {threads})"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help=f"folder for the results (default: {output}, with --smoke {output}_smoke)",
+    )
     return parser
 
 
 def _plan(variant: Variant, options: argparse.Namespace) -> Plan:
     chosen = asdict(SMOKE if options.smoke else variant.plan)
     chosen |= {name: value for name, value in vars(options).items() if name in chosen}
-    for name, least in LEAST.items():
-        if chosen[name] < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {chosen[name]}: {least} at least")
+    for name, minimum in MINIMA.items():
+        if chosen[name] < minimum:
+            raise ConfigError(f"--{name.replace('_', '-')} {chosen[name]}: must be at least {minimum}")
     return Plan(**chosen)
 
 
@@ -164,30 +176,30 @@ def _seeds(variant: Variant, options: argparse.Namespace) -> Sequence[int]:
         return variant.seeds[:1] if options.smoke else variant.seeds
     if len(set(options.seeds)) < len(options.seeds):
         raise ConfigError(
-            f"--seeds {' '.join(map(str, options.seeds))}: the same run twice tells nothing more"
+            f"--seeds {' '.join(map(str, options.seeds))}: a seed is repeated; give each seed once"
         )
     return list(options.seeds)
 
 
 def _learner(variant: Variant, options: argparse.Namespace) -> LearnerSettings:
     if not 0 < options.learning_rate < math.inf:
-        raise ConfigError(f"--learning-rate {options.learning_rate}: more than 0")
+        raise ConfigError(f"--learning-rate {options.learning_rate}: must be a finite number above 0")
     if options.threads < 1:
-        raise ConfigError(f"--threads {options.threads}: 1 at least")
+        raise ConfigError(f"--threads {options.threads}: must be at least 1")
     return LearnerSettings(**asdict(variant.learner) | {"learning_rate": options.learning_rate})
 
 
 def _folder(variant: Variant, options: argparse.Namespace) -> Path:
-    """Where results go, which can be written to; those of an earlier run stay under another name."""
-    usual = _RESULTS / (f"{variant.name}_smoke" if options.smoke else variant.name)
-    folder: Path = usual if options.output is None else options.output
+    """The folder for the results, checked to be writable. Results of an earlier run are renamed."""
+    default = _RESULTS / (f"{variant.name}_smoke" if options.smoke else variant.name)
+    folder: Path = default if options.output is None else options.output
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ConfigError(
-            f"--output {folder}: {error.strerror}; name a folder that can be written to"
+            f"--output {folder}: cannot write to this folder ({error.strerror}); choose another one"
         ) from error
     for earlier in (folder / "metrics.json", folder / "curve.png"):
         if earlier.exists():

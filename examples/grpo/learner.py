@@ -1,11 +1,11 @@
-"""GRPO: groups of rollouts in, better weights out.
+"""GRPO: updates the weights of a policy from groups of rollouts.
 
-Every completion is compared with the others of its prompt (`advantage_audit`), and its sampled tokens become
-likelier or less likely by as much. The sampler's log-probabilities, which came with the rollouts, correct for
-weights that are not quite those that sampled.
+Every completion is compared with the others of its prompt (`advantage_audit`). Its sampled tokens become more
+likely if it was better, less likely if it was worse. The weights may have changed slightly since the tokens
+were sampled; importance weights, computed from the sampler's log-probabilities, correct for that.
 
-Invariants: only tokens that were sampled are trained on; a group whose members all did equally well changes
-nothing and costs nothing; the result is that of computing every completion by itself.
+Invariants: only sampled tokens are trained on; a group whose members have equal rewards is skipped; the
+gradient equals the one computed from each completion separately.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class LearnerSettings:
     learning_rate: float = 1e-5
     max_grad_norm: float = 1.0
     max_ratio: float = 2.0
-    """Bound of a token's importance weight, the probability now over that when it was sampled."""
+    """Upper bound of a token's importance weight: its probability now over that when it was sampled."""
     is_float16_served: bool = False
-    """Whether the sampler gets the weights as F16. The policy is then trained as what is served: it computes
-    with weights that F16 can hold, while the optimizer keeps them in full. Otherwise most of an update, which
-    is smaller than a step of F16, would be rounded away on its way to the sampler, and always in favour of
-    the old weights."""
+    """Whether the sampler gets the weights as F16. If so, the model computes with weights rounded to F16, and
+    the optimizer keeps them in full precision. Otherwise most of an update would be lost when the weights are
+    exported, because it is smaller than the spacing of F16 numbers."""
     pack_tokens: int = 1024
-    """Places of a prefix tree: with fewer, prefixes are computed more often; with more, attention costs."""
+    """Largest size of a prefix tree. In smaller trees more prefixes are computed again; in larger trees
+    attention costs more."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion as the loss sees it."""
+    """The parts of a completion that the loss needs."""
 
     token_ids: list[int]
     is_trained_L: torch.Tensor
@@ -49,30 +49,29 @@ class Sample:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What a step did, and how far the learner was from the sampler before it."""
+    """The numbers of an update. Fields are None if all groups were skipped."""
 
     loss: float | None
-    """None where no group had anything to teach; so are the others that are None."""
     grad_norm: float | None
-    """Before it was clipped."""
+    """Before clipping."""
     logprob_gap_mean: float | None
-    """Of |learner − sampler| over the trained tokens, before the update."""
+    """Mean of |learner − sampler| over the trained tokens, before the update."""
     logprob_gap_max: float | None
     ratio_max: float | None
-    """The largest importance weight, before it was bounded."""
+    """The largest importance weight, before the bound."""
     trained_groups: int
     skipped_groups: int
-    """All rewards the same, or nobody to compare with."""
+    """Groups with equal rewards, or without members to compare."""
     trained_tokens: int
     sequence_tokens: int
-    """Of the completions trained on, prompts included."""
+    """Tokens of the completions trained on, prompts included."""
     computed_tokens: int
-    """What that came to as prefix trees."""
+    """Tokens that were computed for them: shared prefixes count once per tree."""
     seconds: float
 
 
 class Learner:
-    """Owns the optimizer of a policy, and its weights at full precision."""
+    """Owns the optimizer of a policy, and its weights in full precision."""
 
     def __init__(self, model: torch.nn.Module, settings: LearnerSettings | None = None) -> None:
         self.model = model
@@ -120,22 +119,22 @@ class Learner:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Make the optimizer's weights those of the model."""
+        """Copy the optimizer's weights to the model."""
         for master, weight in zip(self._masters, self._weights, strict=True):
-            # Vectors are served in full.
+            # Vectors are served in full precision.
             is_rounded = self.settings.is_float16_served and weight.dim() > 1
             weight.copy_(master.half() if is_rounded else master)
 
     def _backward(self, pack: Pack, samples: Sequence[Sample], trained_tokens: int) -> _Part:
-        """Add the gradient of a tree's samples; the loss is a mean over the trained tokens of all trees."""
+        """Add the gradient of a tree's samples. The loss is the mean over the trained tokens of all trees."""
         wanted_T = torch.zeros(len(pack.token_ids_T), dtype=torch.bool)
-        for member, places in zip(pack.members, pack.places, strict=True):
-            wanted_T[places[samples[member].is_trained_L]] = True
+        for member, nodes in zip(pack.members, pack.nodes, strict=True):
+            wanted_T[nodes[samples[member].is_trained_L]] = True
         logprobs_T = token_logprobs(self.model, pack, wanted_T)
         losses, gaps = [], []
-        for member, places in zip(pack.members, pack.places, strict=True):
+        for member, nodes in zip(pack.members, pack.nodes, strict=True):
             sample = samples[member]
-            logprobs = logprobs_T[places[sample.is_trained_L]]
+            logprobs = logprobs_T[nodes[sample.is_trained_L]]
             gap = logprobs.detach() - sample.sampler_logprobs_L[sample.is_trained_L]
             weights = gap.exp().clamp(max=self.settings.max_ratio)
             losses.append(-(weights * logprobs).sum() * sample.advantage)
@@ -149,11 +148,11 @@ class Learner:
 class _Part:
     loss: float
     gaps: torch.Tensor
-    """Learner − sampler, of each trained token."""
+    """Learner − sampler for each trained token."""
 
 
 def samples_of(record: PromptGroupRecord) -> list[Sample]:
-    """What a group teaches; nothing where no member did better or worse than its baseline."""
+    """The members of a group that train; none if every reward equals its baseline."""
     audit = advantage_audit(record, normalize=True)
     samples = [
         Sample(

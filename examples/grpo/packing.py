@@ -1,9 +1,8 @@
-"""Many token sequences as one: what several of them begin with is computed once.
+"""Token sequences packed into prefix trees, so that shared prefixes are computed once.
 
-The members of a group share their prompt, tasks share their worked examples, and a policy that is sure of
-itself says the same thing often. Sequences are laid out as a prefix tree: every different prefix has one
-place, at its own position, and attends to the places of its own prefix and to nothing else. What is computed
-at a place is therefore what would be computed in any of the sequences that go through it, alone.
+The members of a group share their prompt, tasks share their worked examples, and a confident policy often
+generates the same text. A tree has one node per distinct prefix. A node attends only to the nodes of its own
+prefix, so the result at a node equals the result in each of the sequences that contain it.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ _MINUS_INFINITY = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class Pack:
-    """A prefix tree as one row for a model; T places."""
+    """A prefix tree as one input row for a model. T is the number of nodes."""
 
     token_ids_T: torch.Tensor
     position_ids_T: torch.Tensor
     parents_T: torch.Tensor
-    """The place before each in its sequence; -1 for the first of one."""
+    """The parent of each node; -1 for the first token of a sequence."""
     attention_mask_TT: torch.Tensor
-    """To be added to attention scores: 0 for what a place sees."""
+    """Added to the attention scores: 0 for the nodes that a node attends to."""
     members: list[int]
-    """Which of the sequences are in it."""
-    places: list[torch.Tensor]
-    """Of each member: the place of each of its tokens."""
+    """Indices of the sequences in the tree."""
+    nodes: list[torch.Tensor]
+    """For each member, the nodes of its tokens."""
 
 
 def packed(sequences: Sequence[Sequence[int]], *, max_tokens: int) -> list[Pack]:
-    """The sequences in as few trees as hold them, each of at most so many places.
+    """Pack the sequences, in sorted order, into trees of at most `max_tokens` nodes.
 
-    A longer sequence has a tree of its own. Attention costs the square of the places, a prefix is computed
-    again in every tree: neither one large tree nor many small ones are cheapest.
+    A longer sequence gets its own tree. Attention costs the square of the nodes, but a prefix is computed
+    again in every tree: neither one large tree nor many small ones are fastest.
     """
     packs, tree = [], _Tree()
     for index in sorted(range(len(sequences)), key=lambda index: list(sequences[index])):
@@ -49,35 +48,35 @@ def packed(sequences: Sequence[Sequence[int]], *, max_tokens: int) -> list[Pack]
 
 
 class _Tree:
-    """Grows by sequences in sorted order: none has more in common with an earlier one than with the last."""
+    """Takes sequences in sorted order, so the longest shared prefix is that of the last sequence."""
 
     def __init__(self) -> None:
         self.members: list[int] = []
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._last: Sequence[int] = ()
-        self._places: list[list[int]] = []
+        self._nodes: list[list[int]] = []
 
     def size_with(self, sequence: Sequence[int]) -> int:
         return len(self._tokens) + len(sequence) - _shared(self._last, sequence)
 
     def add(self, member: int, sequence: Sequence[int]) -> None:
         shared = _shared(self._last, sequence)
-        places = self._places[-1][:shared] if self._places else []
+        nodes = self._nodes[-1][:shared] if self._nodes else []
         for token in sequence[shared:]:
-            self._parents.append(places[-1] if places else -1)
-            places.append(len(self._tokens))
+            self._parents.append(nodes[-1] if nodes else -1)
+            nodes.append(len(self._tokens))
             self._tokens.append(token)
         self.members.append(member)
-        self._places.append(places)
+        self._nodes.append(nodes)
         self._last = sequence
 
     def pack(self) -> Pack:
         size = len(self._tokens)
-        places = [torch.tensor(one, dtype=torch.int64) for one in self._places]
+        nodes = [torch.tensor(one, dtype=torch.int64) for one in self._nodes]
         positions = torch.zeros(size, dtype=torch.int64)
         mask = torch.full((size, size), _MINUS_INFINITY)
-        for one in places:
+        for one in nodes:
             positions[one] = torch.arange(len(one))
             sees = torch.full((len(one), len(one)), _MINUS_INFINITY).triu(1)
             mask[one.unsqueeze(1), one.unsqueeze(0)] = sees
@@ -87,12 +86,12 @@ class _Tree:
             torch.tensor(self._parents, dtype=torch.int64),
             mask,
             self.members,
-            places,
+            nodes,
         )
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return index
@@ -100,11 +99,10 @@ def _shared(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def token_logprobs(model: Any, pack: Pack, wanted_T: torch.Tensor) -> torch.Tensor:
-    """The log-probability of the token at each wanted place, given its prefix; 0 at all others.
+    """The log-probability of the token at each wanted node, given its prefix; 0 at other nodes.
 
-    The model has a `model` below its `lm_head`, as those of transformers do.
-
-    Only wanted ones are scored against the vocabulary, which costs as much as several layers.
+    The model needs the attributes `model` and `lm_head`, as in transformers. `lm_head` is computed only for
+    the wanted nodes, because it costs as much as several layers.
     """
     hidden = model.model(
         input_ids=pack.token_ids_T.unsqueeze(0),

@@ -1,7 +1,7 @@
-"""Questions for the calculator, with a prompt in which a small model uses it now and then.
+"""Questions for the calculator, with a prompt that makes a small model use it sometimes.
 
-Two worked examples show how the tool is called: a third hardly helps, and with one the model hardly ever
-succeeds. What it gets wrong is the form of a call, not the arithmetic, which the tool does.
+Two worked examples show how to call the tool. With one example the model rarely succeeds; a third hardly
+helps. Its mistakes are in the form of a call: the tool does the arithmetic.
 """
 
 from __future__ import annotations
@@ -36,40 +36,41 @@ TOOL = {
 class Question:
     text: str
     expression: str
-    """What a good call of the calculator says."""
+    """The argument of a correct call of the calculator."""
     answer: int
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Disjoint."""
+    """Disjoint sets of questions."""
 
     training: list[Question]
     heldout: list[Question]
 
 
-_SHOWN = (
+_WORKED_EXAMPLES = (
     Question("What is 412 + 230?", "412 + 230", 642),
     Question("What is 57 × 38?", "57 * 38", 2166),
 )
-"""The worked examples of every prompt; nobody is asked for them."""
+"""The worked examples of every prompt. They are never used as questions."""
 
 
-_MOST = 100_000
-"""A tenth of all that can be asked: drawing more that differ would take long."""
+_MAX_QUESTIONS = 100_000
+"""A tenth of all possible questions: to draw more distinct ones would take long."""
 
 
 def questions(seed: int, *, training: int, heldout: int) -> Questions:
-    """So many of each, the same for the same seed."""
-    if training + heldout > _MOST:
+    """This many questions of each set, the same for the same seed."""
+    if training + heldout > _MAX_QUESTIONS:
         raise ConfigError(
-            f"{training + heldout} different questions are wanted, of at most {_MOST}; take fewer"
+            f"the plan needs {training + heldout} different questions, but at most {_MAX_QUESTIONS} are "
+            "available; use fewer steps, prompts per step or held-out tasks"
         )
     random, chosen = Random(seed), dict[str, Question]()
-    taken = {shown.text for shown in _SHOWN}
+    examples = {example.text for example in _WORKED_EXAMPLES}
     while len(chosen) < training + heldout:
         question = _question(random)
-        if question.text not in taken:
+        if question.text not in examples:
             chosen[question.text] = question
     everything = list(chosen.values())
     return Questions(training=everything[heldout:], heldout=everything[:heldout])
@@ -88,13 +89,15 @@ def _question(random: Random) -> Question:
 
 
 def row(question: Question) -> dict[str, Any]:
-    """A row of the calculator's data."""
-    shown = [item for number, one in enumerate(_SHOWN, 1) for item in _worked(one, number)]
+    """An input row for the calculator."""
+    examples = [
+        item for number, example in enumerate(_WORKED_EXAMPLES, 1) for item in _items(example, number)
+    ]
     return {
         "responses_create_params": {
             "input": [
                 {"role": "system", "content": SYSTEM},
-                *shown,
+                *examples,
                 {"role": "user", "content": question.text},
             ],
             "tools": [TOOL],
@@ -104,19 +107,19 @@ def row(question: Question) -> dict[str, Any]:
     }
 
 
-def _worked(question: Question, number: int) -> list[dict[str, Any]]:
-    """A question, the call of the calculator, what it answers, and the answer."""
-    call_id, arguments = f"example_{number}", json.dumps({"expression": question.expression})
+def _items(example: Question, number: int) -> list[dict[str, Any]]:
+    """A worked example: the question, the call of the calculator, its output, and the answer."""
+    call_id, arguments = f"example_{number}", json.dumps({"expression": example.expression})
     return [
-        {"role": "user", "content": question.text},
+        {"role": "user", "content": example.text},
         {"type": "function_call", "call_id": call_id, "name": "calculator", "arguments": arguments},
-        {"type": "function_call_output", "call_id": call_id, "output": json.dumps(str(question.answer))},
-        {"role": "assistant", "content": f"The answer is {question.answer}."},
+        {"type": "function_call_output", "call_id": call_id, "output": json.dumps(str(example.answer))},
+        {"role": "assistant", "content": f"The answer is {example.answer}."},
     ]
 
 
 def datum(question: Question, idx: int) -> DatumSpec:
-    """A prompt for the rollout manager; on the Gym path its tokens are the model server's business."""
+    """A prompt for the rollout manager. It has no tokens: on the Gym path the model server tokenizes."""
     nothing = torch.zeros(0, dtype=torch.int64)
     return {
         "message_log": [{"role": "user", "content": question.text, "token_ids": nothing}],

@@ -1,4 +1,4 @@
-"""What a run tells: a line for each step, numbers as JSON, the curve as a picture."""
+"""Results of a run: one line per step, numbers as JSON, the learning curve as an image."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from examples.grpo.learner import UpdateReport
 
 _SMOOTHING = 0.6
-"""Weight of the steps before in the smoothed curve."""
+"""Weight of the earlier steps in the smoothed curve."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out tasks, played with one version of the weights."""
+    """The results of the held-out tasks for one version of the weights."""
 
     rewards: list[list[float]]
-    """Of each task's samples."""
+    """For each task, the rewards of its rollouts."""
     weight_versions: list[int]
 
     @property
@@ -39,27 +39,27 @@ class Evaluation:
 class StepReport:
     step: int
     reward: float
-    """Mean of its rollouts."""
+    """Mean reward of the step's rollouts."""
     rollouts: int
     weight_versions: list[int]
-    """That its groups were sampled with."""
+    """The versions of the weights that sampled the step's groups."""
     update: UpdateReport
     seconds: dict[str, float]
 
 
 @dataclass
 class SamplingTime:
-    """What the time of sampling went into, over all steps."""
+    """How the time of sampling was spent, over all steps."""
 
     wall_s: float = 0.0
     generating_s: float | None = None
-    """While the model computed; None where that was in another process."""
+    """Time in which the model computed; None if it runs in another process."""
     loop_cpu_s: float = 0.0
-    """CPU time of the event loop: of the manager, and of servers that are hosted in this process."""
+    """CPU time of the event loop: the manager, and servers hosted in this process."""
 
     @property
     def overhead(self) -> float | None:
-        """The share of it in which nothing was generated: the manager, and the environment too."""
+        """The share of time in which nothing was generated: the manager and the environment."""
         return None if self.generating_s is None else 1.0 - self.generating_s / self.wall_s
 
     def as_json(self) -> dict[str, float | None]:
@@ -68,7 +68,7 @@ class SamplingTime:
 
 @dataclass
 class RunReport:
-    """Of one seed; fills as the run goes on."""
+    """The results of one seed, filled while the run progresses."""
 
     seed: int
     steps: list[StepReport] = field(default_factory=list)
@@ -79,7 +79,7 @@ class RunReport:
 
     @property
     def differences(self) -> list[float]:
-        """After − before, of each held-out task."""
+        """After − before for each held-out task."""
         if self.before is None or self.after is None:
             return []
         pairs = zip(self.before.task_means, self.after.task_means, strict=True)
@@ -87,7 +87,7 @@ class RunReport:
 
     @property
     def logprob_gap_mean(self) -> float | None:
-        """Over the trained tokens of all steps."""
+        """Mean over the trained tokens of all steps."""
         known = [step.update for step in self.steps if step.update.logprob_gap_mean is not None]
         tokens = sum(update.trained_tokens for update in known)
         gaps = sum((update.logprob_gap_mean or 0.0) * update.trained_tokens for update in known)
@@ -122,7 +122,7 @@ def step_line(step: StepReport, steps: int) -> str:
     """A step in one line."""
     update, parts = step.update, [f"step {step.step:>3}/{steps}", f"reward {step.reward:.3f}"]
     if update.loss is None:
-        parts.append("nothing to learn: the rewards of every group are the same")
+        parts.append("nothing to learn: all members of each group have the same reward")
     else:
         parts += [
             f"loss {update.loss:+.4f}",
@@ -154,8 +154,8 @@ def sampling_line(run: RunReport) -> str:
     spent = run.sampling
     parts = [f"seed {run.seed}: sampled for {spent.wall_s:.1f} s"]
     if spent.overhead is not None:
-        parts.append(f"{spent.overhead:.1%} of it without generating")
-    parts.append(f"the event loop's CPU time was {spent.loop_cpu_s / spent.wall_s:.1%} of it")
+        parts.append(f"{spent.overhead:.1%} of this time nothing was generated")
+    parts.append(f"the event loop used {spent.loop_cpu_s / spent.wall_s:.1%} of this time on the CPU")
     return ", ".join(parts)
 
 
@@ -166,7 +166,7 @@ def _interval(low: float | None, high: float | None, form: str = ".3f") -> str:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Whole or not at all: whoever reads it meanwhile has the last one."""
+    """Write a file atomically: a reader gets the old or the new version, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -174,7 +174,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def draw_curve(path: Path, title: str, runs: Sequence[RunReport]) -> None:
-    """Training reward by step on the left, held-out reward before and after on the right."""
+    """Draw the training reward per step (left) and the held-out reward before and after (right)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -213,7 +213,7 @@ def _draw_heldout(axes: Any, run: RunReport, colour: str, offset: float) -> None
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """An exponential average that begins without bias."""
+    """An exponential moving average, corrected for the bias of the first values."""
     result, total, weight = [], 0.0, 0.0
     for value in values:
         total, weight = _SMOOTHING * total + value, _SMOOTHING * weight + 1.0

@@ -1,7 +1,7 @@
-"""The loop: sample groups, learn, hand over the weights; held-out tasks before and after.
+"""The training loop: sample groups, update, refit the sampler; held-out tasks before and after.
 
-Invariant: every group is sampled by the weights whose version it carries, and held-out tasks are never
-learnt from. Before and after, each of them is played with the same seeds, so that the differences are paired.
+Invariants: a group has the version of the weights that sampled it; held-out tasks are never trained on. They
+are played with the same seeds before and after, so the differences are paired.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nemo_rl.experience.rollout_manager import RolloutManager
 
 EVALUATION_SEED = 1_000_003
-"""Added to a run's seed: held-out tasks share no seed with training."""
+"""Added to a run's seed, so that held-out tasks and training use different seeds."""
 
 
 @dataclass(frozen=True)
@@ -36,51 +36,51 @@ class Plan:
     group_size: int
     heldout_tasks: int
     heldout_samples: int
-    """Of each held-out task, before and after."""
+    """Rollouts per held-out task, before and after."""
     refit_every: int = 1
-    """Updates between two hand-overs of weights to the sampler."""
+    """Updates between two transfers of the weights to the sampler."""
 
     @property
     def training_tasks(self) -> int:
         return self.steps * self.prompts_per_step
 
 
-LEAST = {
+MINIMA = {
     "steps": 1,
     "prompts_per_step": 1,
     "group_size": 2,  # a rollout is compared with others of its prompt
-    "heldout_tasks": 2,  # an interval takes two
+    "heldout_tasks": 2,  # an interval needs two
     "heldout_samples": 1,
     "refit_every": 1,
 }
-"""Of each number of a plan."""
+"""The smallest value of each field of a plan."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """As many as a plan says; a training prompt is used once."""
+    """The prompts of a plan. Each training prompt is used once."""
 
     training: Sequence[DatumSpec]
     heldout: Sequence[DatumSpec]
 
 
 class Arena(Protocol):
-    """Where a policy plays, and how it gets its weights."""
+    """Where the rollouts of a policy are played, and how the sampler gets the weights."""
 
     def manager(self, group_size: int, seed: int) -> RolloutManager: ...
 
     async def refit(self, version: int) -> None:
-        """From now on, sample with the learner's weights as they are."""
+        """Make the sampler use the learner's current weights."""
 
     async def learn(self, learner: Learner, records: Sequence[PromptGroupRecord]) -> UpdateReport:
-        """Update the weights while nothing is sampled."""
+        """Update the learner's weights while nothing is sampled."""
 
     def generating_s(self) -> float | None:
-        """How long it has been generating so far; None where that happens in another process."""
+        """The time spent on generation so far; None if that happens in another process."""
 
 
 class Clock:
-    """What the time of a run went into."""
+    """The seconds spent on each part of a run."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = seconds
@@ -107,9 +107,9 @@ async def train(
     plan: Plan,
     prompts: Prompts,
     report: RunReport,
-    tell: Callable[[RunReport], None],
+    on_progress: Callable[[RunReport], None],
 ) -> None:
-    """Play a whole run; `tell` is called when the report has news."""
+    """Run the whole training; `on_progress` is called when the report has changed."""
     clock = Clock(report.seconds)
     manager = arena.manager(plan.group_size, report.seed)
     evaluator = arena.manager(plan.heldout_samples, report.seed + EVALUATION_SEED)
@@ -117,25 +117,25 @@ async def train(
         await arena.refit(0)
     with clock.time("evaluating"):
         report.before = await _evaluated(evaluator, prompts.heldout)
-    tell(report)
+    on_progress(report)
     for step in range(1, plan.steps + 1):
         samples = prompts.training[(step - 1) * plan.prompts_per_step : step * plan.prompts_per_step]
-        turn = Clock({})
-        with turn.time("sampling"), _sampling(arena, report.sampling):
+        step_clock = Clock({})
+        with step_clock.time("sampling"), _sampling(arena, report.sampling):
             records = await asyncio.gather(*map(manager.run_rollout, samples))
-        with turn.time("learning"):
+        with step_clock.time("learning"):
             update = await arena.learn(learner, records)
         if step % plan.refit_every == 0 or step == plan.steps:
-            with turn.time("refitting"):
+            with step_clock.time("refitting"):
                 await arena.refit(step)
             manager.set_weight_version(step)
             evaluator.set_weight_version(step)
-        clock.add(turn)
-        report.steps.append(_step_report(step, records, update, turn.seconds))
-        tell(report)
+        clock.add(step_clock)
+        report.steps.append(_step_report(step, records, update, step_clock.seconds))
+        on_progress(report)
     with clock.time("evaluating"):
         report.after = await _evaluated(evaluator, prompts.heldout)
-    tell(report)
+    on_progress(report)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ async def _evaluated(manager: RolloutManager, heldout: Sequence[DatumSpec]) -> E
 
 
 def _versions(records: Sequence[PromptGroupRecord]) -> list[int]:
-    """All that the groups were sampled with."""
+    """The versions of the weights that sampled the groups."""
     return sorted({version for record in records for version in record.weight_versions or ()})
 
 

@@ -1,6 +1,6 @@
-"""Copying a word: the prompts and the environment that judges the copies.
+"""Copying a word: the prompts, and the environment that checks the copies.
 
-The words are made of syllables, so that nobody has learnt them before; held-out ones are never trained on.
+The words are invented from syllables, so the model has not seen them. Held-out words are never trained on.
 """
 
 from __future__ import annotations
@@ -23,33 +23,35 @@ if TYPE_CHECKING:
 TASK_NAME = "copying"
 STOP = "\n"
 _CONSONANTS, _VOWELS, _ENDINGS = "bdfgklmnprstvz", "aeiou", ("", "l", "n", "r", "s")
-_SHOWN = ("polan", "keri")
-"""The worked examples of every prompt; nobody is asked for them."""
+_WORKED_EXAMPLES = ("polan", "keri")
+"""The worked examples of every prompt. They are never used as tasks."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Disjoint."""
+    """Disjoint sets of words."""
 
     training: list[str]
     heldout: list[str]
 
 
 def words(seed: int, *, training: int, heldout: int) -> Words:
-    """So many of each, the same for the same seed."""
+    """This many words of each set, the same for the same seed."""
     syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
-    everything = sorted({a + b + end for a in syllables for b in syllables for end in _ENDINGS} - {*_SHOWN})
+    made_up = {a + b + end for a in syllables for b in syllables for end in _ENDINGS}
+    everything = sorted(made_up - {*_WORKED_EXAMPLES})
     if training + heldout > len(everything):
         raise ConfigError(
-            f"{training + heldout} different words are wanted, and there are {len(everything)}; take fewer"
+            f"the plan needs {training + heldout} different words, but only {len(everything)} are available; "
+            "use fewer steps, prompts per step or held-out tasks"
         )
     chosen = Random(seed).sample(everything, training + heldout)
     return Words(training=chosen[heldout:], heldout=chosen[:heldout])
 
 
 def prompt(word: str) -> str:
-    shown = "".join(f"Word: {one}\nCopy: {one}\n\n" for one in _SHOWN)
-    return f"{shown}Word: {word}\nCopy:"
+    examples = "".join(f"Word: {one}\nCopy: {one}\n\n" for one in _WORKED_EXAMPLES)
+    return f"{examples}Word: {word}\nCopy:"
 
 
 def datum(word: str, idx: int, tokenizer: PreTrainedTokenizerBase) -> DatumSpec:
@@ -68,7 +70,7 @@ def datum(word: str, idx: int, tokenizer: PreTrainedTokenizerBase) -> DatumSpec:
 
 
 def is_copy(answer: str, word: str) -> bool:
-    """Whether the first line of an answer is the word and nothing else. A line that never ends is none."""
+    """Whether the first line of an answer is exactly the word. The line must end with a newline."""
     line, end, _ = answer.partition(STOP)
     return bool(end) and line.strip() == word
 

@@ -1,4 +1,4 @@
-"""The learner: prefix trees compute what single sequences do, and a step makes what was better likelier."""
+"""The learner: prefix trees give the results of single sequences; a step makes better completions likely."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def small_model() -> LlamaForCausalLM:
 
 
 def logprobs_alone(model: LlamaForCausalLM, sequence: list[int]) -> torch.Tensor:
-    """Of all tokens but the first."""
+    """The log-probabilities of all tokens except the first."""
     ids = torch.tensor([sequence])
     logprobs = model(ids).logits.log_softmax(-1)[0, :-1]
     return logprobs.gather(1, ids[0, 1:, None]).squeeze(1)
@@ -70,9 +70,9 @@ def group(rewards: list[float], prompt: list[int] = SHARED) -> PromptGroupRecord
 def test_every_sequence_is_complete_in_its_tree(max_tokens: int) -> None:
     packs = packed(SEQUENCES, max_tokens=max_tokens)
     found = {
-        member: pack.token_ids_T[places].tolist()
+        member: pack.token_ids_T[nodes].tolist()
         for pack in packs
-        for member, places in zip(pack.members, pack.places, strict=True)
+        for member, nodes in zip(pack.members, pack.nodes, strict=True)
     }
     assert found == dict(enumerate(SEQUENCES))
 
@@ -93,9 +93,9 @@ def test_logprobs_of_a_tree_equal_those_of_single_sequences() -> None:
     model = small_model()
     (pack,) = packed(SEQUENCES, max_tokens=1000)
     logprobs_T = token_logprobs(model, pack, pack.parents_T >= 0)
-    for member, places in zip(pack.members, pack.places, strict=True):
+    for member, nodes in zip(pack.members, pack.nodes, strict=True):
         alone = logprobs_alone(model, SEQUENCES[member])
-        assert torch.allclose(logprobs_T[places[1:]], alone, atol=1e-5)
+        assert torch.allclose(logprobs_T[nodes[1:]], alone, atol=1e-5)
 
 
 def test_gradients_of_a_tree_equal_the_sum_over_single_sequences() -> None:
@@ -106,8 +106,8 @@ def test_gradients_of_a_tree_equal_the_sum_over_single_sequences() -> None:
     model.zero_grad()
     for pack in packed(SEQUENCES, max_tokens=9):
         logprobs_T = token_logprobs(model, pack, pack.parents_T >= 0)
-        parts = zip(pack.members, pack.places, strict=True)
-        sum(weights[member] * logprobs_T[places[1:]].sum() for member, places in parts).backward()
+        parts = zip(pack.members, pack.nodes, strict=True)
+        sum(weights[member] * logprobs_T[nodes[1:]].sum() for member, nodes in parts).backward()
     for name, parameter in model.named_parameters():
         scale = alone[name].norm()
         assert (parameter.grad - alone[name]).norm() <= 1e-4 * scale, name
@@ -175,4 +175,4 @@ def test_weights_stay_float16_values_if_the_policy_is_served_as_float16() -> Non
     assert torch.equal(after, after.half().float())
     assert torch.equal(before, before.half().float())
     moved = (after - before).abs()
-    assert moved.max() > 1e-5  # updates too small for F16 one by one add up
+    assert moved.max() > 1e-5  # updates that are too small for F16 add up

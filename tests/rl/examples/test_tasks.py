@@ -1,4 +1,4 @@
-"""The tasks of the examples: the same for a seed, held-out ones apart, judged strictly."""
+"""The tasks of the examples: reproducible by seed, with separate held-out tasks and strict rewards."""
 
 import json
 from dataclasses import replace
@@ -33,42 +33,42 @@ def test_held_out_questions_are_never_trained_on() -> None:
 
 @pytest.mark.parametrize("choose", [words, questions])
 def test_request_for_more_tasks_than_exist_is_an_error(choose: Any) -> None:
-    with pytest.raises(ConfigError, match="take fewer"):
+    with pytest.raises(ConfigError, match="use fewer steps"):
         choose(0, training=100_000, heldout=100)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["--group-size", "1"], "--group-size 1: 2 at least"),
-        (["--steps", "0"], "--steps 0: 1 at least"),
-        (["--learning-rate", "nan"], "--learning-rate nan: more than 0"),
-        (["--threads", "0"], "--threads 0: 1 at least"),
-        (["--seeds", "1", "1"], "--seeds 1 1: the same run twice"),
-        (["--output", __file__], "name a folder that can be written to"),
+        (["--group-size", "1"], "--group-size 1: must be at least 2"),
+        (["--steps", "0"], "--steps 0: must be at least 1"),
+        (["--learning-rate", "nan"], "--learning-rate nan: must be a finite number above 0"),
+        (["--threads", "0"], "--threads 0: must be at least 1"),
+        (["--seeds", "1", "1"], "--seeds 1 1: a seed is repeated"),
+        (["--output", __file__], "cannot write to this folder"),
     ],
 )
 def test_invalid_options_are_refused_before_anything_is_loaded(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     output = [] if "--output" in arguments else ["--output", str(tmp_path)]
     with pytest.raises(SystemExit) as ended:
         main(unplayable(), [*arguments, *output])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def unplayable() -> Variant:
     async def play(*_: Any) -> None:
-        raise AssertionError("nothing is to be played")
+        raise AssertionError("no rollout may be played")
 
     return replace(VARIANT, play=play)
 
 
 def interrupted() -> Variant:
-    async def play(plan: Any, settings: Any, report: RunReport, tell: Any) -> None:
+    async def play(plan: Any, settings: Any, report: RunReport, on_progress: Any) -> None:
         report.before = Evaluation([[0.0], [1.0]], [0])
-        tell(report)
+        on_progress(report)
         raise KeyboardInterrupt
 
     return replace(VARIANT, play=play)
@@ -81,7 +81,7 @@ def test_interrupted_run_names_its_results_and_keeps_those_of_the_previous_run(
     with pytest.raises(SystemExit) as ended:
         main(interrupted(), ["--smoke", "--output", str(tmp_path)])
     assert ended.value.code == 130
-    assert capsys.readouterr().err == f"Interrupted; what was measured so far is in {tmp_path}/metrics.json\n"
+    assert capsys.readouterr().err == f"Interrupted; the results so far are in {tmp_path}/metrics.json\n"
     assert json.loads((tmp_path / "metrics.json").read_text())["runs"][0]["heldout"]["before"]["mean"] == 0.5
     assert [path.read_text() for path in tmp_path.glob("metrics.2*.json")] == ["earlier"]
 
