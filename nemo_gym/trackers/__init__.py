@@ -1,6 +1,6 @@
-"""Experiment trackers: after a run its metrics, and its rollouts if wanted, go to W&B and MLflow.
+"""Experiment trackers: send the metrics of a finished run, and optionally its rollouts, to W&B and MLflow.
 
-Both are optional packages. A tracker that is down is a warning, never a lost run.
+Both are optional packages. If a tracker fails there is a warning; the run itself is not affected.
 """
 
 from nemo_gym.trackers.publish import TimeLimit, publish, warn_early

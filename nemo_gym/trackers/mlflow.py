@@ -1,4 +1,4 @@
-"""MLflow: one run with metrics, tags for what is text, the settings as parameters, the rollouts as a file.
+"""MLflow: one run with numbers as metrics, text as tags, settings as parameters, and the rollouts as a file.
 
 MLflow reads its timeouts from environment variables only. They are set during each call, unless the user has
 set them.
@@ -30,7 +30,7 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _METRICS_PER_BATCH = 1000
 _TEXTS_PER_BATCH = 100
 _LONGEST_TEXT = 500
-"""Characters of a parameter or tag that every server accepts, also in a full batch."""
+"""Longer parameters and tags are cut to this number of characters, which every server accepts."""
 _REQUEST_S = 10
 _UPLOAD_S = 60
 """Longest wait for the response once a file is sent: the server may pass it on before it responds."""
@@ -45,13 +45,13 @@ def needed_modules(tracking_uri: str) -> tuple[str, ...]:
 
 
 class MlflowTracker:
-    """A run on a tracking server or in a store."""
+    """A run on a tracking server, in a database or in a folder."""
 
-    def __init__(self, mlflow: Any, client: Any, run: Any, place: str) -> None:
+    def __init__(self, mlflow: Any, client: Any, run: Any, location: str) -> None:
         self._mlflow = mlflow
         self._client = client
         self._run_id = run.info.run_id
-        self._place = place
+        self._location = location
 
     @classmethod
     def open(cls, config: TrackerConfig) -> "MlflowTracker":
@@ -73,12 +73,12 @@ class MlflowTracker:
         texts = _renamed(metrics, lambda value: value if isinstance(value, str) else None)
         settings = _renamed(dict(_flat(run.settings)), _text)
         with _short_calls(_REQUEST_S):
-            for some in _batches(settings, _TEXTS_PER_BATCH):
-                self._log(params=[entities.Param(name, text[:_LONGEST_TEXT]) for name, text in some])
-            for some in _batches(texts, _TEXTS_PER_BATCH):
-                self._log(tags=[entities.RunTag(name, text[:_LONGEST_TEXT]) for name, text in some])
-            for batch in _batches(numbers, _METRICS_PER_BATCH):
-                self._log(metrics=[entities.Metric(name, value, now_ms, 0) for name, value in batch])
+            for batch in _batches(settings, _TEXTS_PER_BATCH):
+                self._log(params=[entities.Param(name, text[:_LONGEST_TEXT]) for name, text in batch])
+            for batch in _batches(texts, _TEXTS_PER_BATCH):
+                self._log(tags=[entities.RunTag(name, text[:_LONGEST_TEXT]) for name, text in batch])
+            for values in _batches(numbers, _METRICS_PER_BATCH):
+                self._log(metrics=[entities.Metric(name, value, now_ms, 0) for name, value in values])
 
     def upload(self, rollouts: Iterable[bytes], path: Path | None) -> None:
         with _short_calls(_UPLOAD_S), _file_with(rollouts, path) as file:
@@ -87,7 +87,7 @@ class MlflowTracker:
     def finish(self, ok: bool) -> str:
         with _short_calls(_REQUEST_S):
             self._client.set_terminated(self._run_id, "FINISHED" if ok else "FAILED")
-        return self._place
+        return self._location
 
     def _log(self, **batch: list[Any]) -> None:
         self._client.log_batch(self._run_id, **batch, synchronous=True)
@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`{a: {b: 1}}` → `a.b`, so that runs can be compared by it."""
+    """`{a: {b: 1}}` → `a.b: 1`. MLflow can compare runs by flat parameters."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -135,9 +135,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _batches(values: Mapping[str, Item], most: int) -> Iterator[list[tuple[str, Item]]]:
+def _batches(values: Mapping[str, Item], size: int) -> Iterator[list[tuple[str, Item]]]:
     items = iter(values.items())
-    while batch := list(islice(items, most)):
+    while batch := list(islice(items, size)):
         yield batch
 
 
@@ -156,14 +156,14 @@ def _file_with(rollouts: Iterable[bytes], path: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _short_calls(timeout_s: int) -> Iterator[None]:
-    """Calls that give up within about half a minute and print nothing."""
+    """Make MLflow's calls fail within about half a minute and print nothing."""
     settings = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": timeout_s,
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 2,
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": 1,
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": True,
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": False,
-        "MLFLOW_ALLOW_FILE_STORE": True,  # a tracking URI that is a folder asks for it
+        "MLFLOW_ALLOW_FILE_STORE": True,  # needed if the tracking URI is a folder
     }
     with variables_set({name: str(value) for name, value in settings.items()}), _quiet_logs():
         yield
@@ -171,7 +171,7 @@ def _short_calls(timeout_s: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """No log lines of MLflow, or of the database library below it, from this thread."""
+    """Suppress the log lines of MLflow and its database libraries in this thread."""
     thread = threading.get_ident()
 
     def is_shown(record: logging.LogRecord) -> bool:

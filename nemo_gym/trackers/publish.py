@@ -1,6 +1,6 @@
 """Sends a finished run to every configured tracker.
 
-Invariant: what a tracker does, or fails to do, costs one line and at most its time limit; never the run.
+Invariant: a tracker that fails or hangs costs a warning and at most its time limit; the run is not affected.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from nemo_gym.trackers.tracker import TrackedRun, Tracker, track
 from nemo_gym.trackers.tracker_config import TrackerConfig
 from nemo_gym.trackers.wandb import WandbTracker
 
-_WHAT_NOW = "the files are complete, send them again with ng_aggregate_rollouts"
+_REMEDY = "the output files are complete; send them again with ng_aggregate_rollouts"
 _LONGEST_REASON = 400
 
 
@@ -26,16 +26,16 @@ class TimeLimit:
     """How long one tracker may take."""
 
     base_s: float = 120.0
-    """For all but the rollouts: loading the package, a few requests, and their second tries."""
+    """For everything except the rollouts: importing the package, a few requests and their retries."""
     upload_bytes_per_s: float = 1e6
-    """The slowest upload that is still waited for."""
+    """The slowest upload that does not exceed the limit."""
 
     def seconds(self, run: TrackedRun) -> float:
         if run.rollouts is None or run.rollouts_path is None:
             return self.base_s
         try:
             size = run.rollouts_path.stat().st_size
-        except OSError:  # whoever reads the file will say so
+        except OSError:  # the upload will report it
             size = 0
         return self.base_s + size / self.upload_bytes_per_s
 
@@ -44,16 +44,16 @@ class TimeLimit:
 class _Service:
     name: str
     modules: tuple[str, ...]
-    """Those that must be installed."""
+    """Modules that must be installed."""
     extra: str
     open: Callable[[float], Tracker]
-    """Takes the seconds that all of it may take."""
+    """Takes the time limit in seconds."""
 
 
 def publish(config: TrackerConfig, run: TrackedRun, limit: TimeLimit | None = None) -> list[str]:
-    """Send a run to every configured tracker, one after another; gives one line for each.
+    """Send a run to every configured tracker, one after another; returns one line per tracker.
 
-    Blocks. A tracker that fails or hangs is a warning, and the next one has its turn.
+    Blocks. If a tracker fails or hangs, its line is a warning, and the next tracker follows.
     """
     limit_s = (limit or TimeLimit()).seconds(run)
     secrets = secret_values(config.model_dump())
@@ -61,12 +61,12 @@ def publish(config: TrackerConfig, run: TrackedRun, limit: TimeLimit | None = No
 
 
 def warn_early(config: TrackerConfig) -> list[str]:
-    """What can be said against the configuration before a run starts; loads none of the packages."""
+    """Warnings about the configuration before a run starts. Imports none of the packages."""
     return [*filter(None, map(_missing, _services(config))), *_without_effect(config)]
 
 
 def _missing(service: _Service) -> str | None:
-    """The first of its packages that is not installed: the remedy is the same for all."""
+    """A warning about the first missing package; the remedy is the same for all."""
     for module in service.modules:
         if message := missing_extra(module, service.extra, f"tracking with {service.name}"):
             return f"warning: {service.name}: {message}"
@@ -91,38 +91,38 @@ def _without_effect(config: TrackerConfig) -> Iterator[str]:
 
 
 def _line(service: _Service, run: TrackedRun, limit_s: float, secrets: Iterable[str]) -> str:
-    outcome = _in_thread(f"{service.name} tracker", lambda: track(partial(service.open, limit_s), run))
+    future = _in_thread(f"{service.name} tracker", lambda: track(partial(service.open, limit_s), run))
     try:
-        error = outcome.exception(timeout=limit_s)
+        error = future.exception(timeout=limit_s)
     except TimeoutError:
-        return _warning(service.name, f"not done within {limit_s:.0f} s")
+        return _warning(service.name, f"timed out after {limit_s:.0f} s")
     if error is not None:
         return _warning(service.name, _reason(error, secrets))
-    return f"{service.name}: {redact(outcome.result(), secrets)}"
+    return f"{service.name}: {redact(future.result(), secrets)}"
 
 
 def _in_thread(name: str, work: Callable[[], str]) -> "Future[str]":
-    """Do it in a thread that can be left behind: it keeps no process from ending."""
-    outcome: Future[str] = Future()
+    """Run the function in a daemon thread: if it hangs, the process can still end."""
+    future: Future[str] = Future()
 
-    def settle() -> None:
+    def run() -> None:
         try:
-            outcome.set_result(work())
-        except BaseException as error:  # a library that wants to exit does so in its own thread only
-            outcome.set_exception(error)
+            future.set_result(work())
+        except BaseException as error:  # also SystemExit: a library must not end the run
+            future.set_exception(error)
 
     try:
-        Thread(target=settle, name=name, daemon=True).start()
-    except RuntimeError as error:  # the system has no thread left
-        outcome.set_exception(error)
-    return outcome
+        Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:  # the system cannot start another thread
+        future.set_exception(error)
+    return future
 
 
 def _warning(service: str, reason: str) -> str:
-    return f"warning: {service}: {reason}; {_WHAT_NOW}"
+    return f"warning: {service}: {reason}; {_REMEDY}"
 
 
 def _reason(error: BaseException, secrets: Iterable[str]) -> str:
-    """One line of it; cut only when it holds no secret any more, which half a secret would not show."""
+    """The error in one line. Secrets are removed before it is cut: a secret cut in half is not recognised."""
     text = one_line(redact(str(error), secrets)).rstrip(".") or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"

@@ -1,6 +1,6 @@
-"""What is tracked, what a tracker does, and the order in which it does it.
+"""The data that is sent to trackers, the interface of a tracker, and the order of its calls.
 
-Invariant: a tracker that was opened is finished, also when something fails in between.
+Invariant: a tracker that was opened is finished, also after a failure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,19 +22,19 @@ class AgentFigures:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers are told of a run."""
+    """The data of a run that trackers get."""
 
     agents: Mapping[str, AgentFigures]
-    """By the agent's name."""
+    """By agent name."""
     rollouts: Iterable[bytes] | None
-    """JSON lines without their ends, sorted by key; iterated more than once. None: not to be uploaded."""
+    """JSON lines without newlines, sorted by key; iterated more than once. None: they are not uploaded."""
     rollouts_path: Path | None
-    """The file that holds the rollouts, where there is one."""
+    """The file with the rollouts, if there is one."""
     settings: Mapping[str, Any]
-    """How the run was made, with secrets masked."""
+    """The settings of the run, with secrets masked."""
 
     def metrics(self) -> Iterator[tuple[str, Any]]:
-        """Every metric under the name that all trackers build on."""
+        """The names and values of all metrics, the same for every tracker."""
         for agent, figures in self.agents.items():
             for name, value in figures.agent_metrics.items():
                 yield f"{agent}/{name}", value
@@ -43,27 +43,27 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """One run at one service. Every method blocks, and raises when the service does not take its part."""
+    """One run at one service. Every method blocks, and raises if the service fails or refuses."""
 
     def log(self, run: TrackedRun) -> None:
         """Send the settings and the metrics."""
 
     def upload(self, rollouts: Iterable[bytes], path: Path | None) -> None:
-        """Send the rollouts: the lines, or the file that holds them."""
+        """Send the rollouts: the lines, or the file with the lines."""
 
     def finish(self, ok: bool) -> str:
-        """End the run as finished or failed; gives where it can be found."""
+        """End the run as finished or failed; returns where it can be found."""
 
 
 def track(open_tracker: Callable[[], Tracker], run: TrackedRun) -> str:
-    """Send a run to one tracker; gives where it can be found."""
+    """Send a run to one tracker; returns where it can be found."""
     tracker = open_tracker()
     try:
         tracker.log(run)
         if run.rollouts is not None:
             tracker.upload(run.rollouts, run.rollouts_path)
     except BaseException:
-        with suppress(Exception):  # the first error is the one to tell
+        with suppress(Exception):  # the first error is raised
             tracker.finish(ok=False)
         raise
     return tracker.finish(ok=True)

@@ -1,4 +1,4 @@
-"""Where a run is tracked. Every field's text is what `--help` prints."""
+"""Settings of the trackers. `--help` prints the docstrings of the fields."""
 
 from pydantic import Field
 
@@ -6,18 +6,18 @@ from nemo_gym.config_types import BaseNeMoGymCLIConfig
 
 
 class TrackerConfig(BaseNeMoGymCLIConfig):
-    """W&B is used where `wandb_project` is set, MLflow where `mlflow_tracking_uri` is."""
+    """W&B is used if `wandb_project` is set, MLflow if `mlflow_tracking_uri` is set."""
 
     wandb_project: str | None = None
-    """The W&B project that the run goes to when it ends. null: no W&B."""
+    """The W&B project to send the run to when it ends. null: W&B is not used."""
     wandb_name: str | None = None
-    """The name of the W&B run. null: W&B makes one up."""
+    """The name of the W&B run. null: W&B chooses one."""
     wandb_api_key: str | None = Field(default=None, repr=False)
     """The W&B API key. null: the login of this machine (`wandb login` or WANDB_API_KEY)."""
     mlflow_tracking_uri: str | None = None
-    """The MLflow server, database or folder that the run goes to when it ends: http://host:5000,
-    sqlite:///mlflow.db. null: no MLflow."""
+    """The MLflow server, database or folder to send the run to when it ends, such as http://host:5000 or
+    sqlite:///mlflow.db. null: MLflow is not used."""
     mlflow_experiment_name: str | None = None
-    """The MLflow experiment; made if it is not there. null: MLflow's `Default`."""
+    """The MLflow experiment, created if it does not exist. null: MLflow's `Default`."""
     mlflow_run_name: str | None = None
-    """The name of the MLflow run. null: MLflow makes one up."""
+    """The name of the MLflow run. null: MLflow chooses one."""

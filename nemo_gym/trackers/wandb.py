@@ -29,12 +29,12 @@ _SETTINGS = {
 }
 _INIT_S = 30.0
 """Longest wait for the server to accept the run."""
-_MOST_BYTES = 1 << 30
-"""Limit on the rollouts in a table, which W&B holds in memory twice."""
+_MAX_BYTES = 1 << 30
+"""Limit of the rollouts in a table, of which W&B keeps two copies in memory."""
 
 
 class WandbTracker:
-    """A run of our own, or the run that environment code has active, which is extended and left open."""
+    """A new run, or the run that the environment's code has active. An active run gets the data and stays open."""
 
     def __init__(self, wandb: Any, run: Any, is_own: bool) -> None:
         self._wandb = wandb
@@ -52,7 +52,7 @@ class WandbTracker:
             run = wandb.init(
                 project=config.wandb_project,
                 name=config.wandb_name or None,
-                reinit="create_new",  # leaves `wandb.run` to others
+                reinit="create_new",  # does not change `wandb.run`
                 settings=_settings(wandb, config.wandb_api_key, limit_s),
             )
         return cls(wandb, run, is_own=True)
@@ -63,20 +63,20 @@ class WandbTracker:
         self._run.log(dict(_primitives(run.metrics())))
 
     def upload(self, rollouts: Iterable[bytes], path: Path | None) -> None:
-        cells = table_cells(rollouts, self._wandb.Table.MAX_ARTIFACT_ROWS, _MOST_BYTES)
+        cells = table_cells(rollouts, self._wandb.Table.MAX_ARTIFACT_ROWS, _MAX_BYTES)
         if not cells.are_all:
-            self._note += f"; only the first {len(cells.texts):,} rollouts: a table holds no more"
+            self._note += f"; only the first {len(cells.texts):,} rollouts were sent, the limit of a table"
         self._run.log({TABLE: self._wandb.Table(columns=[COLUMN], data=[[text] for text in cells.texts])})
 
     def finish(self, ok: bool) -> str:
-        place = self._place()
+        location = self._location()
         if self._is_own:
             self._run.finish(exit_code=0 if ok else 1)
-        return place + self._note
+        return location + self._note
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         if self._run.disabled:
-            return "nothing was sent, W&B is in disabled mode"
+            return "nothing was sent: W&B is in disabled mode"
         if self._run.offline:
             folder = self._run.settings.sync_dir
             return f"offline run in {folder}; send it with: wandb sync {folder}"
@@ -85,26 +85,26 @@ class WandbTracker:
 
 @dataclass(frozen=True)
 class TableCells:
-    """As many rollouts as a table holds."""
+    """The rollouts that fit in a table."""
 
     texts: list[str]
     are_all: bool
 
 
-def table_cells(rollouts: Iterable[bytes], most: int, most_bytes: int) -> TableCells:
-    """The first rollouts, as text, that are within both limits."""
+def table_cells(rollouts: Iterable[bytes], max_rows: int, max_bytes: int) -> TableCells:
+    """The first rollouts, as text, within both limits."""
     texts: list[str] = []
     size = 0
     for line in rollouts:
         size += len(line)
-        if len(texts) == most or size > most_bytes:
+        if len(texts) == max_rows or size > max_bytes:
             return TableCells(texts, are_all=False)
         texts.append(line.decode("utf-8", "replace"))
     return TableCells(texts, are_all=True)
 
 
 def _settings(wandb: Any, api_key: str | None, limit_s: float) -> Any:
-    """Our settings; all others are the user's."""
+    """The settings that we need; all others are the user's."""
     return wandb.Settings(
         **_SETTINGS,
         **internal_settings(),

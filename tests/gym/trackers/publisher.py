@@ -1,7 +1,7 @@
-"""A process that publishes runs with the real libraries and says what then stands where.
+"""A process that publishes runs with the real libraries and reads back what was stored.
 
-Takes the publications as JSON in its first argument and writes the results to the file in the second one;
-nothing of its own goes to stdout or stderr.
+The first argument has the publications as JSON; the second is the file for the results. The process itself
+prints nothing.
 """
 
 import json
@@ -26,7 +26,7 @@ def published(publication: dict[str, Any]) -> dict[str, Any]:
         TimeLimit(base_s=publication.get("limit_s", 120.0)),
     )
     result: dict[str, Any] = {"lines": lines}
-    result["variables_are_back"] = _mlflow_variables() == before
+    result["variables_are_restored"] = _mlflow_variables() == before
     if active is not None:
         import wandb
 
@@ -35,7 +35,7 @@ def published(publication: dict[str, Any]) -> dict[str, Any]:
     if publication.get("read_wandb"):
         import wandb
 
-        wandb.teardown()  # a finished run is written out by W&B's own process, whose end this waits for
+        wandb.teardown()  # waits for W&B's own process, which writes the run to disk
         result["wandb"] = [_offline_run(folder) for folder in sorted(Path("wandb").glob("offline-run-*"))]
     if publication.get("read_mlflow"):
         result["mlflow"] = list(_mlflow_runs(publication["config"]["mlflow_tracking_uri"]))
@@ -65,7 +65,7 @@ def _active_wandb_run() -> Any:
 
 
 def _offline_run(folder: Path) -> dict[str, Any]:
-    """What an offline run holds: the values of its only steps, its configuration, its tables and its end."""
+    """The content of an offline run: values of its steps, configuration, tables, exit code."""
     (file,) = folder.glob("*.wandb")
     run: dict[str, Any] = {"folder": str(folder.resolve()), "steps": [], "config": {}}
     for record in _records(file.read_bytes()):

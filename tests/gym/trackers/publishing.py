@@ -1,4 +1,4 @@
-"""Runs to publish, and processes that publish them: the libraries stay out of the process of the tests."""
+"""Publishes runs in a separate process, so that the test process does not load the tracker libraries."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from tests.support.commands import ROOT
 
 API_KEY = "0123456789abcdef0123456789abcdef01234567"
 ROLLOUTS = ['{"_ng_task_index": 0, "reward": 1.0, "text": "é ☃"}', '{"_ng_task_index": 1, "reward": 0.0}']
-WHAT_NOW = "; the files are complete, send them again with ng_aggregate_rollouts"
+REMEDY = "; the output files are complete; send them again with ng_aggregate_rollouts"
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a process that published left behind."""
+    """The results and the output of a process that published runs."""
 
     results: list[dict[str, Any]]
-    """One for each publication."""
+    """One per publication."""
     stdout: str
     stderr: str
 
@@ -38,7 +38,7 @@ class Published:
 def publish_in_process(
     folder: Path, *publications: Mapping[str, Any], env: Mapping[str, str] | None = None
 ) -> Published:
-    """Publish from a process whose command line holds every setting, keys too, as that of a user may."""
+    """Publish in a process whose command line has all settings, API keys included, as a user's may have."""
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     results = folder / "results.json"
@@ -51,7 +51,7 @@ def publish_in_process(
         env=full_env,
         capture_output=True,
         text=True,
-        timeout=90,  # shorter than the time limit of a publication: one that waits for it fails the test
+        timeout=90,  # shorter than the default time limit: a publication that hangs fails the test
         check=False,
     )
     assert process.returncode == 0, process.stderr
@@ -65,7 +65,7 @@ def files_with(folder: Path, text: str) -> list[Path]:
 
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[None]:
-    """Lets a server answer meanwhile."""
+    """Run a server in a thread."""
     with server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -78,14 +78,14 @@ def serving(server: HTTPServer) -> Iterator[None]:
 
 @contextmanager
 def silent_server() -> Iterator[str]:
-    """The address of a server that takes every connection and never answers."""
+    """The address of a server that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @contextmanager
 def refused_address() -> Iterator[str]:
-    """An address that nobody listens at, and that nobody else can get meanwhile."""
+    """An address that refuses connections, reserved so that no other process can use it."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{holder.getsockname()[1]}"

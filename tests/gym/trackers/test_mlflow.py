@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.gym.trackers.publishing import (
+    REMEDY,
     ROLLOUTS,
-    WHAT_NOW,
     Published,
     publish_in_process,
     refused_address,
@@ -54,7 +54,7 @@ def publication(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """Published to a database twice and to a folder, with the rollouts from a file and without one."""
+    """Two runs in a database and one in a folder, with rollouts from a file, without any, and from memory."""
     folder = tmp_path_factory.mktemp("mlflow")
     (folder / "math.jsonl").write_text(FILE)
     database = {"mlflow_tracking_uri": "sqlite:///runs.db", "mlflow_experiment_name": "gym"}
@@ -66,7 +66,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Published:
     )
 
 
-def test_numbers_are_metrics_under_names_that_mlflow_takes(stored: Published) -> None:
+def test_numbers_become_metrics_with_names_that_mlflow_accepts(stored: Published) -> None:
     for result in stored.results[1:]:
         metrics = result["mlflow"][-1]["metrics"]
         (cut,) = (name for name in metrics if name.startswith("agent/xxx"))
@@ -87,7 +87,7 @@ def test_numbers_are_metrics_under_names_that_mlflow_takes(stored: Published) ->
         }
 
 
-def test_text_is_a_tag_and_settings_are_parameters(stored: Published) -> None:
+def test_text_becomes_tags_and_settings_become_parameters(stored: Published) -> None:
     for result in stored.results[1:]:
         run = result["mlflow"][-1]
         assert run["tags"] == {"agent/note": "fine"}
@@ -99,7 +99,7 @@ def test_text_is_a_tag_and_settings_are_parameters(stored: Published) -> None:
         }
 
 
-def test_rollouts_are_an_artifact_where_they_are_wanted(stored: Published) -> None:
+def test_rollouts_are_uploaded_as_an_artifact_on_request(stored: Published) -> None:
     of_database = {run["name"]: run["files"] for run in stored.results[1]["mlflow"]}
     assert of_database.pop("first") == {"rollouts/math.jsonl": FILE}
     assert list(of_database.values()) == [{}]
@@ -107,25 +107,25 @@ def test_rollouts_are_an_artifact_where_they_are_wanted(stored: Published) -> No
     assert of_folder["files"] == {"rollouts/rollouts.jsonl": FILE}
 
 
-def test_an_experiment_is_made_once_and_every_run_is_finished(stored: Published) -> None:
+def test_experiment_is_created_once_and_every_run_is_finished(stored: Published) -> None:
     runs = stored.results[1]["mlflow"]
     assert [run["experiment"] for run in runs] == ["gym", "gym"]
     assert {run["status"] for run in runs} == {"FINISHED"}
     assert stored.results[2]["mlflow"][0]["experiment"] == "Default"
 
 
-def test_the_line_says_where_the_run_is_and_nothing_else_is_printed(stored: Published) -> None:
+def test_only_one_line_is_printed_and_it_says_where_the_run_is(stored: Published) -> None:
     (line,) = stored.results[0]["lines"]
     assert line.startswith("MLflow: sqlite:///runs.db, experiment gym, run first (")
     assert stored.stdout == ""
     assert stored.stderr == ""
 
 
-def test_the_variables_of_mlflow_are_as_they_were(stored: Published) -> None:
-    assert all(result["variables_are_back"] for result in stored.results)
+def test_environment_variables_of_mlflow_are_restored(stored: Published) -> None:
+    assert all(result["variables_are_restored"] for result in stored.results)
 
 
-def test_a_server_that_cannot_be_reached_is_a_warning(tmp_path: Path) -> None:
+def test_unreachable_server_is_a_warning(tmp_path: Path) -> None:
     with refused_address() as refused, silent_server() as silent:
         published = publish_in_process(
             tmp_path,
@@ -134,23 +134,23 @@ def test_a_server_that_cannot_be_reached_is_a_warning(tmp_path: Path) -> None:
             publication(config={"mlflow_tracking_uri": f"http://{silent}"}, limit_s=2.0),
         )
     lines = [line for result in published.results for line in result["lines"]]
-    assert all(line.startswith("warning: MLflow: ") and line.endswith(WHAT_NOW) for line in lines)
+    assert all(line.startswith("warning: MLflow: ") and line.endswith(REMEDY) for line in lines)
     assert "unsupported URI 'bogus://x'" in lines[0]
     assert "Connection refused" in lines[1]
     assert "****@127.0.0.1" in lines[1]
     assert "hunter2hunter2" not in "".join(lines) + published.stdout + published.stderr
-    assert lines[2] == f"warning: MLflow: not done within 2 s{WHAT_NOW}"
+    assert lines[2] == f"warning: MLflow: timed out after 2 s{REMEDY}"
     assert published.stdout == ""
 
 
 class Server(ThreadingHTTPServer):
-    """As much of a tracking server as a run needs. Uploads may be refused."""
+    """The parts of a tracking server that a run needs. It may refuse uploads."""
 
     def __init__(self, takes_uploads: bool) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.takes_uploads = takes_uploads
         self.requests: list[tuple[str, bytes]] = []
-        """What was asked for and with which body, in order."""
+        """Path and body of each request, in order."""
         self.authorizations: set[str | None] = set()
 
     def bodies(self, ending: str) -> list[Any]:
@@ -161,23 +161,23 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._answer(b"")
+        self._respond(b"")
 
     def do_POST(self) -> None:
-        self._answer(self.rfile.read(int(self.headers["Content-Length"] or 0)))
+        self._respond(self.rfile.read(int(self.headers["Content-Length"] or 0)))
 
     do_PUT = do_POST
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def _answer(self, body: bytes) -> None:
+    def _respond(self, body: bytes) -> None:
         path = self.path.partition("?")[0]
         self.server.requests.append((path, body))
         self.server.authorizations.add(self.headers["Authorization"])
         is_refused = "/mlflow-artifacts/" in path and not self.server.takes_uploads
-        answers = _answers(f"run{self.server.server_port}")
-        data = json.dumps(answers.get(path.rpartition("/mlflow/")[2], {})).encode()
+        responses = _responses(f"run{self.server.server_port}")
+        data = json.dumps(responses.get(path.rpartition("/mlflow/")[2], {})).encode()
         self.send_response(403 if is_refused else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -185,7 +185,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _answers(run_id: str) -> dict[str, Any]:
+def _responses(run_id: str) -> dict[str, Any]:
     info = {
         "run_id": run_id,
         "run_uuid": run_id,
@@ -205,7 +205,7 @@ def _answers(run_id: str) -> dict[str, Any]:
     }
 
 
-def test_a_tracking_server_gets_batches_the_file_and_the_end_of_the_run(tmp_path: Path) -> None:
+def test_tracking_server_gets_batches_the_file_and_the_final_status(tmp_path: Path) -> None:
     many = {"agent": [{f"metric_{number}": number for number in range(1500)}, {}]}
     settings = {f"setting_{number}": number for number in range(150)}
     server, refusing = Server(takes_uploads=True), Server(takes_uploads=False)
@@ -231,7 +231,7 @@ def test_a_tracking_server_gets_batches_the_file_and_the_end_of_the_run(tmp_path
     assert server.bodies("/runs/update")[-1]["status"] == "FINISHED"
     assert f"Basic {base64.b64encode(b'user:hunter2hunter2').decode()}" in server.authorizations
     assert "403" in refused["lines"][0]
-    assert refused["lines"][0].endswith(WHAT_NOW)
+    assert refused["lines"][0].endswith(REMEDY)
     assert refusing.bodies("/runs/update")[-1]["status"] == "FAILED"
     assert published.stdout == ""
     assert published.stderr == ""

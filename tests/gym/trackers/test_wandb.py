@@ -11,8 +11,8 @@ from nemo_gym.global_config import get_wandb_run
 from nemo_gym.trackers.wandb import TableCells, table_cells
 from tests.gym.trackers.publishing import (
     API_KEY,
+    REMEDY,
     ROLLOUTS,
-    WHAT_NOW,
     Published,
     files_with,
     publish_in_process,
@@ -56,11 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def offline(folder: Path) -> Published:
-    """Published without a network, with rollouts."""
+    """A run with rollouts, published in offline mode."""
     return publish_in_process(folder, publication(read_wandb=True), env=OFFLINE)
 
 
-def test_the_primitive_metrics_are_one_step_under_the_agents_names(offline: Published) -> None:
+def test_primitive_metrics_are_one_step_and_named_by_agent(offline: Published) -> None:
     (run,) = offline.result["wandb"]
     step = run["steps"][0]
     expected = {f"math_agent/{name}": value for name, value in LOGGED.items()}
@@ -75,28 +75,26 @@ def test_the_rollouts_are_a_table_of_json_lines(offline: Published) -> None:
     assert "Rollouts/_type" in run["steps"][1]
 
 
-def test_names_settings_and_a_good_end_are_kept(offline: Published) -> None:
+def test_run_has_its_names_settings_and_exit_code(offline: Published) -> None:
     (run,) = offline.result["wandb"]
     assert (run["project"], run["name"], run["exit_code"]) == ("gym", "first", 0)
     assert run["config"]["responses_create_params"] == {"temperature": 0.7}
     assert run["config"]["limit"] is None
 
 
-def test_an_offline_run_says_how_to_send_it(offline: Published) -> None:
+def test_line_of_an_offline_run_says_how_to_send_it(offline: Published) -> None:
     path = offline.result["wandb"][0]["folder"]
     assert offline.result["lines"] == [f"W&B: offline run in {path}; send it with: wandb sync {path}"]
     assert offline.stdout == ""
     assert offline.stderr == ""
 
 
-def test_the_api_key_is_in_no_file_even_when_it_was_on_the_command_line(
-    folder: Path, offline: Published
-) -> None:
+def test_api_key_is_not_written_to_any_file(folder: Path, offline: Published) -> None:
     assert files_with(folder, API_KEY) == []
-    assert files_with(folder, "math_agent/mean/reward")  # so the files were looked through
+    assert files_with(folder, "math_agent/mean/reward")  # the search does find text in the files
 
 
-def test_a_run_that_is_already_active_is_added_to_and_left_open(tmp_path: Path) -> None:
+def test_active_run_gets_the_data_and_stays_open(tmp_path: Path) -> None:
     published = publish_in_process(
         tmp_path, publication(active_run=True, rollouts=None, read_wandb=True), env=OFFLINE
     )
@@ -105,11 +103,11 @@ def test_a_run_that_is_already_active_is_added_to_and_left_open(tmp_path: Path) 
     assert run["project"] == "of_the_environment"
     assert run["steps"][0]["other/mean/reward"] == 0
     assert "responses_create_params" not in run["config"]
-    assert run["tables"] == {}  # no rollouts were to be uploaded
+    assert run["tables"] == {}  # the upload of rollouts is off
     assert published.result["lines"][0].endswith("(the run that was already active)")
 
 
-def test_what_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -> None:
+def test_refused_run_is_a_warning_with_the_reason(tmp_path: Path) -> None:
     with refused_address() as address:
         published = publish_in_process(
             tmp_path,
@@ -121,11 +119,11 @@ def test_what_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -> None:
         )
     bad_name, no_key, bad_key, down = (line for result in published.results for line in result["lines"])
     assert bad_name.startswith("warning: W&B: Invalid project name 'a/b'")
-    assert no_key == f"warning: W&B: No API key configured. Use `wandb login` to log in{WHAT_NOW}"
+    assert no_key == f"warning: W&B: No API key configured. Use `wandb login` to log in{REMEDY}"
     assert bad_key.startswith("warning: W&B: ")
     assert down.startswith("warning: W&B: ")
     assert "connection refused" in down
-    assert down.endswith(WHAT_NOW)
+    assert down.endswith(REMEDY)
     everything = json.dumps(published.results) + published.stdout + published.stderr
     assert "wrong-key" not in everything
     assert API_KEY not in everything
@@ -134,14 +132,14 @@ def test_what_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -> None:
 
 
 class Service(BaseHTTPRequestHandler):
-    """As much of W&B's service as a run without a table needs."""
+    """The parts of W&B's service that a run without a table needs."""
 
     authorizations: ClassVar[set[str | None]] = set()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.authorizations.add(self.headers["Authorization"])
-        data = json.dumps(self._answer(json.loads(body)) if self.path == "/graphql" else {}).encode()
+        data = json.dumps(self._response(json.loads(body)) if self.path == "/graphql" else {}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -153,20 +151,20 @@ class Service(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        variables = question.get("variables", {})
-        if question["operationName"] == "CreateRunFiles":
+    def _response(self, query: dict[str, Any]) -> dict[str, Any]:
+        variables = query.get("variables", {})
+        if query["operationName"] == "CreateRunFiles":
             url = f"http://{self.headers['Host']}/upload/"
             files = [{"name": name, "uploadUrl": url + name} for name in variables["files"]]
             return {"data": {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": files}}}
-        if question["operationName"] == "UpsertBucket":
+        if query["operationName"] == "UpsertBucket":
             project = {"id": "2", "name": variables["project"], "entity": {"id": "3", "name": "team"}}
             run = {"id": "1", "name": variables["name"], "displayName": "first", "project": project}
             return {"data": {"upsertBucket": {"bucket": run, "inserted": True}}}
         return {"data": {}}
 
 
-def test_a_run_that_is_online_says_its_address(tmp_path: Path) -> None:
+def test_line_of_an_online_run_has_its_address(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
     address = f"http://127.0.0.1:{server.server_port}"
     with serving(server):
@@ -182,23 +180,23 @@ def test_a_run_that_is_online_says_its_address(tmp_path: Path) -> None:
     assert published.stderr == ""
 
 
-def test_a_server_that_never_answers_is_a_warning_and_keeps_no_process_alive(tmp_path: Path) -> None:
+def test_server_that_never_responds_is_a_warning_and_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     with silent_server() as address:
         published = publish_in_process(
             tmp_path, publication(limit_s=4.0), env={"WANDB_BASE_URL": f"http://{address}"}
         )
     (line,) = published.result["lines"]
     assert line.startswith("warning: W&B: ")
-    assert line.endswith(WHAT_NOW)
+    assert line.endswith(REMEDY)
     assert len(published.stderr.splitlines()) <= 2
 
 
-def test_a_table_takes_the_first_rollouts_within_its_limits() -> None:
+def test_table_has_the_first_rollouts_within_its_limits() -> None:
     lines = [b"aa", b"bb", b"c\xff"]
-    assert table_cells(lines, most=3, most_bytes=6) == TableCells(["aa", "bb", "c\ufffd"], are_all=True)
-    assert table_cells(lines, most=2, most_bytes=6) == TableCells(["aa", "bb"], are_all=False)
-    assert table_cells(lines, most=3, most_bytes=3) == TableCells(["aa"], are_all=False)
+    assert table_cells(lines, max_rows=3, max_bytes=6) == TableCells(["aa", "bb", "c\ufffd"], are_all=True)
+    assert table_cells(lines, max_rows=2, max_bytes=6) == TableCells(["aa", "bb"], are_all=False)
+    assert table_cells(lines, max_rows=3, max_bytes=3) == TableCells(["aa"], are_all=False)
 
 
-def test_no_run_is_active_where_w_and_b_was_never_loaded() -> None:
+def test_no_run_is_active_if_wandb_was_never_imported() -> None:
     assert get_wandb_run() is None
