@@ -22,7 +22,7 @@ from nemo_gym.server_utils import ServerClient, get_server_url
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import serve_head
-from tests.gym.http.raw_server import answer, serving
+from tests.gym.http.raw_server import raw_response, serving
 from tests.gym.servers.serving import local_client, new_app, served, served_config
 from tests.support.commands import free_port
 
@@ -212,9 +212,9 @@ def test_deadline_of_a_call_is_kept_on_both_transports(deadline: dict[str, Any])
 def test_session_stays_with_the_worker_that_began_it() -> None:
     async def run() -> list[int]:
         async with (
-            serving(answer(200)) as first,
-            serving(answer(200)) as second,
-            serving(answer(200)) as third,
+            serving(raw_response(200)) as first,
+            serving(raw_response(200)) as second,
+            serving(raw_response(200)) as third,
         ):
             ports = [int(raw.url.rpartition(":")[2]) for raw in (first, second, third)]
             config = served_config("it", first.url, worker_ports=ports)
@@ -306,7 +306,7 @@ def test_client_loaded_elsewhere_asks_the_head_server() -> None:
 @pytest.mark.parametrize("page", [b"<html>hello</html>", b'"- just\\n- a list"', b"7", b'"a: [b"'])
 def test_page_that_is_no_head_servers_is_one_clear_error(page: bytes) -> None:
     async def run() -> None:
-        async with serving(answer(200, page)) as raw:
+        async with serving(raw_response(200, page)) as raw:
             head = BaseServerConfig(host="127.0.0.1", port=int(raw.url.rpartition(":")[2]))
             with pytest.raises(HeadServerUnreachableError, match=re.escape(raw.url)):
                 await asyncio.to_thread(ServerClient.load_from_global_config, head)
@@ -328,7 +328,7 @@ def test_head_servers_page_is_a_text_with_yaml_in_it() -> None:
 
 def test_new_sessions_go_round_all_workers_whatever_is_called_between() -> None:
     async def run() -> list[int]:
-        async with serving(answer(200)) as first, serving(answer(200)) as second:
+        async with serving(raw_response(200)) as first, serving(raw_response(200)) as second:
             ports = [int(raw.url.rpartition(":")[2]) for raw in (first, second)]
             config = served_config("it", first.url, worker_ports=ports)
             client = ServerClient(global_config_dict=config)

@@ -1,4 +1,4 @@
-"""A server that speaks HTTP only as well as a test wants it to."""
+"""An HTTP server that sends exactly the bytes of a script, valid or not."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,12 +8,12 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class RawServer:
-    """Where it listens, and how many requests have reached it."""
+    """The URL of the server and the requests it has received."""
 
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[bytes] = []
-        """Head and body of each, as far as they were read."""
+        """Head and body of each request."""
 
     async def read_request(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -30,16 +30,16 @@ class RawServer:
         return request
 
 
-def answer(status: int, body: bytes = b"{}", *headers: str) -> bytes:
+def raw_response(status: int, body: bytes = b"{}", *headers: str) -> bytes:
     lines = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 @asynccontextmanager
 async def serving(*script: bytes | None, port: int = 0) -> AsyncIterator[RawServer]:
-    """Answers the first request with the first of `script` and so on, the last one ever after.
+    """Respond to each request with the next item of `script`; the last item repeats.
 
-    None: the connection is closed without an answer. A connection stays open after a whole answer.
+    None closes the connection without a response. The connection stays open after a complete response.
     """
     raw = RawServer()
     connections: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
@@ -49,12 +49,12 @@ async def serving(*script: bytes | None, port: int = 0) -> AsyncIterator[RawServ
         try:
             while True:
                 await raw.read_request(reader)
-                reply = script[min(len(raw.requests), len(script)) - 1]
-                if reply is None:
+                response = script[min(len(raw.requests), len(script)) - 1]
+                if response is None:
                     return
-                writer.write(reply)
+                writer.write(response)
                 await writer.drain()
-                if not _is_whole(reply):
+                if not _is_complete(response):
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -70,6 +70,6 @@ async def serving(*script: bytes | None, port: int = 0) -> AsyncIterator[RawServ
         await asyncio.gather(*filter(None, connections.values()), return_exceptions=True)
 
 
-def _is_whole(reply: bytes) -> bool:
-    head, _, body = reply.partition(b"\r\n\r\n")
+def _is_complete(response: bytes) -> bool:
+    head, _, body = response.partition(b"\r\n\r\n")
     return f"Content-Length: {len(body)}".encode() in head

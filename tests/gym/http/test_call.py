@@ -81,7 +81,7 @@ def test_a_timeout_is_a_number_or_that_of_aiohttp(timeout: Any) -> None:
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="proxy"):
-        parse_call("GET", "/x", proxy="http://127.0.0.1")  # type: ignore[call-arg]  # that is the test
+        parse_call("GET", "/x", proxy="http://127.0.0.1")  # type: ignore[call-arg]  # the argument under test
 
 
 def test_a_call_without_options_is_empty() -> None:

@@ -144,5 +144,5 @@ def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
         await asyncio.sleep(0)
         assert deadline._queues and not task.done()
 
-    asyncio.run(cut_off())  # which cancels what is left
+    asyncio.run(cut_off())  # cancels the remaining tasks
     assert not deadline._queues

@@ -5,7 +5,7 @@ import pytest
 
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import fetch_text
-from tests.gym.http.raw_server import answer, serving
+from tests.gym.http.raw_server import raw_response, serving
 from tests.support.commands import free_port
 
 
@@ -18,7 +18,7 @@ def fetch_from(reply: bytes | None, **options: float) -> str:
 
 
 def test_text_of_a_page_comes_back() -> None:
-    assert fetch_from(answer(200, "grüße".encode())) == "grüße"
+    assert fetch_from(raw_response(200, "grüße".encode())) == "grüße"
 
 
 def test_unreachable_head_server_is_one_error_that_says_where_and_what_to_do() -> None:
@@ -33,7 +33,13 @@ def test_unreachable_head_server_is_one_error_that_says_where_and_what_to_do() -
 
 @pytest.mark.parametrize(
     "reply",
-    [None, b"SSH-2.0-OpenSSH_9.6\r\n\r\n", answer(404), answer(200, b"\xff\xfe"), answer(200)[:-1]],
+    [
+        None,
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+        raw_response(404),
+        raw_response(200, b"\xff\xfe"),
+        raw_response(200)[:-1],
+    ],
     ids=["closes", "no http", "not found", "no text", "cut off"],
 )
 def test_whatever_else_listens_there_is_the_same_error(reply: bytes | None) -> None:
@@ -60,4 +66,4 @@ def test_server_that_never_answers_is_given_up() -> None:
 
 def test_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
-    assert fetch_from(answer(200, b"direct")) == "direct"
+    assert fetch_from(raw_response(200, b"direct")) == "direct"

@@ -1,4 +1,4 @@
-"""The lean client against servers that answer in every way HTTP allows, and in some it does not."""
+"""The plain HTTP client with responses in every form that HTTP allows, and with invalid ones."""
 
 import asyncio
 import gzip
@@ -11,11 +11,11 @@ import pytest
 
 from nemo_gym.http import Call, ClientResponse, parse_call, request
 from nemo_gym.http.plain_client import PlainTransport, can_send, place_of
-from tests.gym.http.raw_server import RawServer, answer, serving
+from tests.gym.http.raw_server import RawServer, raw_response, serving
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{ }\r\n2\r\n\n\n\r\n0\r\n\r\n"
 TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of it"
-CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + answer(201, b"made")
+CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + raw_response(201, b"made")
 
 
 def call_to(url: str, body: bytes = b"{}") -> Call:
@@ -46,14 +46,14 @@ def played(
 @pytest.mark.parametrize(
     ("reply", "status", "body"),
     [
-        (answer(200, b"{}"), 200, b"{}"),
+        (raw_response(200, b"{}"), 200, b"{}"),
         (CHUNKED, 200, b"{ }\n\n"),
         (TO_THE_END, 200, b"all of it"),
         (CONTINUED, 201, b"made"),
-        (answer(500, b"no"), 500, b"no"),
-        (answer(200, gzip.compress(b"small"), "Content-Encoding: gzip"), 200, b"small"),
-        (answer(200, zlib.compress(b"small"), "content-encoding: Deflate"), 200, b"small"),
-        (answer(200, b"", "Content-Encoding: gzip"), 200, b""),
+        (raw_response(500, b"no"), 500, b"no"),
+        (raw_response(200, gzip.compress(b"small"), "Content-Encoding: gzip"), 200, b"small"),
+        (raw_response(200, zlib.compress(b"small"), "content-encoding: Deflate"), 200, b"small"),
+        (raw_response(200, b"", "Content-Encoding: gzip"), 200, b""),
     ],
     ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate", "empty gzip"],
 )
@@ -70,14 +70,14 @@ def test_headers_come_as_the_server_spelt_them() -> None:
         got = await post(pool, server)
         assert list(got.headers.items())[1:] == [("X-One", "1"), ("Set-Cookie", "a=b"), ("Set-Cookie", "c=d")]
 
-    played([answer(200, b"{}", "X-One: 1", "Set-Cookie: a=b", "Set-Cookie: c=d")], act)
+    played([raw_response(200, b"{}", "X-One: 1", "Set-Cookie: a=b", "Set-Cookie: c=d")], act)
 
 
 def test_a_request_is_what_the_server_expects() -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         await post(pool, server, b'{"a":1}')
 
-    head, _, body = played([answer(200)], act).requests[0].partition(b"\r\n\r\n")
+    head, _, body = played([raw_response(200)], act).requests[0].partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     assert lines[0] == b"POST /v1/responses HTTP/1.1" and lines[1].startswith(b"Host: 127.0.0.1:")
     assert b"Content-Type: application/json" in lines and b"Content-Length: 7" in lines
@@ -96,7 +96,7 @@ def test_a_broken_answer_is_an_error_and_its_connection_is_gone(broken: bytes | 
         assert (await post(pool, server)).body == b"fine"
         assert len(pool.open_ones) == 1
 
-    played([broken, answer(200, b"fine")], act)
+    played([broken, raw_response(200, b"fine")], act)
 
 
 def test_connections_are_used_again_and_never_shared() -> None:
@@ -105,7 +105,7 @@ def test_connections_are_used_again_and_never_shared() -> None:
             await asyncio.gather(*(post(pool, server, b"x" * size) for size in (1, 200_000, 3)))
         assert len(pool.open_ones) == 3
 
-    assert len(played([answer(200)], act).requests) == 9
+    assert len(played([raw_response(200)], act).requests) == 9
 
 
 def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
@@ -114,7 +114,7 @@ def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
             assert (await post(pool, server)).status == 200
             assert not [one for one in pool.open_ones if one.is_usable]
 
-    played([answer(200, b"{}", "Connection: close")], act)
+    played([raw_response(200, b"{}", "Connection: close")], act)
 
 
 def test_an_idle_connection_that_is_too_old_is_replaced() -> None:
@@ -126,7 +126,7 @@ def test_an_idle_connection_that_is_too_old_is_replaced() -> None:
         await asyncio.sleep(0.01)
         assert old not in pool.open_ones and len(pool.open_ones) == 1
 
-    played([answer(200)], act)
+    played([raw_response(200)], act)
 
 
 def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
@@ -137,7 +137,7 @@ def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             if b"/late" in head:
                 await release.wait()
-            writer.write(answer(200, b"late" if b"/late" in head else b"mine"))
+            writer.write(raw_response(200, b"late" if b"/late" in head else b"mine"))
             await asyncio.sleep(0.05)
             writer.close()
 
@@ -157,20 +157,20 @@ def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", answer(200, b"stray"), b"\0"])
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", raw_response(200, b"stray"), b"\0"])
 def test_what_comes_after_an_answer_is_nobodys(more: bytes) -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         assert (await post(pool, server)).body == b"first"
         assert (await post(pool, server)).body == b"mine"
 
-    played([answer(200, b"first") + more, answer(200, b"mine")], act)
+    played([raw_response(200, b"first") + more, raw_response(200, b"mine")], act)
 
 
 def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
     async def run() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer(200, b"mine"))
+            writer.write(raw_response(200, b"mine"))
             await writer.drain()
             await asyncio.sleep(0.02)
             writer.write(b"HTTP/1.1 408 Request Timeout\r\n")
@@ -199,13 +199,13 @@ def test_idle_connections_keep_no_answer_and_old_ones_go() -> None:
         await asyncio.sleep(0.01)
         assert len(pool.open_ones) == 2
 
-    played([answer(200)], act)
+    played([raw_response(200)], act)
 
 
 @pytest.mark.parametrize("headers", [{"Host": "other"}, {"content-length": "2"}, {"CONNECTION": "close"}])
 def test_who_sets_the_framing_headers_gets_them_once(headers: dict[str, str]) -> None:
     async def run() -> bytes:
-        async with serving(answer(200)) as server:
+        async with serving(raw_response(200)) as server:
             assert (await request("POST", server.url, json={}, headers=headers)).ok
             return server.requests[0].lower()
 

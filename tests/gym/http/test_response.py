@@ -26,34 +26,34 @@ from nemo_gym.http import (
     get_response_json,
     raise_for_status,
 )
-from tests.gym.http.raw_server import answer, serving
+from tests.gym.http.raw_server import raw_response, serving
 
 
-def response(status: int = 200, body: bytes = b"{}", *headers: tuple[str, str]) -> ClientResponse:
+def make_response(status: int = 200, body: bytes = b"{}", *headers: tuple[str, str]) -> ClientResponse:
     return ClientResponse(status, headers, body, method="POST", url="http://127.0.0.1:1/x")
 
 
-def error_of(answer: ClientResponse) -> ServerCallError:
+def error_of(response: ClientResponse) -> ServerCallError:
     with pytest.raises(ServerCallError) as caught:
-        asyncio.run(raise_for_status(answer))
+        asyncio.run(raise_for_status(response))
     return caught.value
 
 
 def test_body_is_read_as_often_as_one_likes() -> None:
     async def run() -> None:
-        answer = response(200, '{"a": "é"}'.encode())
+        response = make_response(200, '{"a": "é"}'.encode())
         for _ in range(2):
-            assert await answer.read() == '{"a": "é"}'.encode()
-            assert await answer.text() == '{"a": "é"}'
-            assert await answer.json() == await get_response_json(answer) == {"a": "é"}
-        assert await answer.content.read() == '{"a": "é"}'.encode()
+            assert await response.read() == '{"a": "é"}'.encode()
+            assert await response.text() == '{"a": "é"}'
+            assert await response.json() == await get_response_json(response) == {"a": "é"}
+        assert await response.content.read() == '{"a": "é"}'.encode()
 
     asyncio.run(run())
 
 
 def test_content_is_read_in_pieces_and_then_is_at_its_end() -> None:
     async def run() -> list[bytes]:
-        content = response(200, b"0123456789").content
+        content = make_response(200, b"0123456789").content
         return [await content.read(n) for n in (3, 0, 4, -1, -1, 5)]
 
     assert asyncio.run(run()) == [b"012", b"", b"3456", b"789", b"", b""]
@@ -61,42 +61,42 @@ def test_content_is_read_in_pieces_and_then_is_at_its_end() -> None:
 
 def test_content_is_the_same_stream_each_time_it_is_asked_for() -> None:
     async def run() -> bytes:
-        answer = response(200, b"0123")
-        return await answer.content.read(2) + await answer.content.read()
+        response = make_response(200, b"0123")
+        return await response.content.read(2) + await response.content.read()
 
     assert asyncio.run(run()) == b"0123"
 
 
 def test_text_that_is_not_utf8_can_be_read_all_the_same() -> None:
-    assert asyncio.run(response(200, b"caf\xe9").text()) == "caf\ufffd"
-    assert asyncio.run(response(200, b"caf\xe9").text("latin-1")) == "café"
+    assert asyncio.run(make_response(200, b"caf\xe9").text()) == "caf\ufffd"
+    assert asyncio.run(make_response(200, b"caf\xe9").text("latin-1")) == "café"
 
 
 @pytest.mark.parametrize(
     ("status", "ok"), [(200, True), (204, True), (302, True), (399, True), (400, False), (500, False)]
 )
 def test_ok_is_every_status_below_400(status: int, ok: bool) -> None:
-    assert response(status).ok is ok
+    assert make_response(status).ok is ok
 
 
 def test_headers_are_found_whatever_their_case() -> None:
-    answer = response(200, b"", ("x-one", "1"), ("X-Two", "2"))
-    assert (answer.headers["X-One"], answer.headers.get("x-two")) == ("1", "2")
+    response = make_response(200, b"", ("x-one", "1"), ("X-Two", "2"))
+    assert (response.headers["X-One"], response.headers.get("x-two")) == ("1", "2")
 
 
 def test_response_works_in_code_written_for_aiohttp() -> None:
     async def run() -> bytes:
-        async with response(200, b"x") as answer:
-            answer.raise_for_status()
-            answer.release()
-            answer.close()
-            return await answer.read()
+        async with make_response(200, b"x") as response:
+            response.raise_for_status()
+            response.release()
+            response.close()
+            return await response.read()
 
     assert asyncio.run(run()) == b"x"
 
 
 def test_error_carries_status_and_content() -> None:
-    error = error_of(response(422, b'{"detail":"no"}'))
+    error = error_of(make_response(422, b'{"detail":"no"}'))
     assert (error.status, error.response_content) == (422, b'{"detail":"no"}')
     assert isinstance(error, aiohttp.ClientResponseError) and isinstance(error, NeMoGymError)
     assert str(error) == 'POST http://127.0.0.1:1/x: 422: {"detail":"no"}'
@@ -104,7 +104,7 @@ def test_error_carries_status_and_content() -> None:
 
 def test_error_says_who_failed_first_and_how() -> None:
     error = error_of(
-        response(
+        make_response(
             500,
             b"",
             (FAILURE_SERVER_HEADER, "policy_model"),
@@ -127,22 +127,22 @@ def test_error_says_who_failed_first_and_how() -> None:
     + [(code, "infrastructure") for code in (408, 425, 429, 500, 502, 503, 504, 520, 529)],
 )
 def test_kind_of_an_answer_that_does_not_say_follows_from_its_status(status: int, kind: str) -> None:
-    assert error_of(response(status)).kind == kind
+    assert error_of(make_response(status)).kind == kind
 
 
 def test_error_shows_no_more_of_a_long_body_than_one_can_read() -> None:
-    error = error_of(response(500, b"x" * 1_000_000))
+    error = error_of(make_response(500, b"x" * 1_000_000))
     assert len(str(error)) < 3000
     assert len(error.response_content) == 1_000_000
 
 
 def test_ok_answer_raises_nothing() -> None:
-    asyncio.run(raise_for_status(response(204, b"")))
+    asyncio.run(raise_for_status(make_response(204, b"")))
 
 
 def test_answer_of_the_shared_client_raises_the_same_error() -> None:
     async def run() -> ServerCallError:
-        async with serving(answer(418, b"teapot")) as server:
+        async with serving(raw_response(418, b"teapot")) as server:
             raw = await get_global_aiohttp_client().post(server.url)
             with pytest.raises(ServerCallError) as caught:
                 await raise_for_status(raw)
@@ -156,25 +156,25 @@ def test_answer_of_the_shared_client_raises_the_same_error() -> None:
     "url", ["http://ann:hush-hush@127.0.0.1:1/v1/responses", "http://127.0.0.1:1/v1?api_key=hush-hush"]
 )
 def test_credentials_in_a_url_are_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    answer = ClientResponse(500, (), b"broken", url=url)
-    error = EndpointError(answer)
+    response = ClientResponse(500, (), b"broken", url=url)
+    error = EndpointError(response)
     try:
         raise error
     except EndpointError:
         logging.getLogger("test").exception("failed: %s", error)
-    for text in (str(error), repr(error), repr(answer), caplog.text):
+    for text in (str(error), repr(error), repr(response), caplog.text):
         assert "hush-hush" not in text
         assert "127.0.0.1:1" in text or text == caplog.text
 
 
 def test_unreachable_server_is_named() -> None:
-    error = ServerUnreachableError("policy_model", "no answer")
-    assert str(error) == "policy_model: no answer"
+    error = ServerUnreachableError("policy_model", "no response")
+    assert str(error) == "policy_model: no response"
     assert isinstance(error, aiohttp.ClientConnectionError) and isinstance(error, NeMoGymError)
 
 
 def set_by_server(**cookies: str) -> ClientResponse:
-    """An answer that sets cookies as an application of ours would."""
+    """A response that sets cookies as our applications do."""
     carrier = Response()
     for name, value in cookies.items():
         carrier.set_cookie(name, value, httponly=True, max_age=60)
@@ -184,7 +184,7 @@ def set_by_server(**cookies: str) -> ClientResponse:
 
 def received_by_server(cookies: Any) -> dict[str, str]:
     header = cookie_header(cookies)
-    assert header.isascii()  # anything else would be encoded differently on the two transports
+    assert header.isascii()  # the transports encode other characters differently
     return cookie_parser(header)
 
 
@@ -212,13 +212,13 @@ def test_cookie_with_unusual_characters_goes_back_as_the_server_spelt_it() -> No
     "header", ["", "=x", "novalue", 'broken="unterminated', "sp ace=1", "a[b]=1", "path=1"]
 )
 def test_cookie_that_cannot_be_read_hides_no_other(header: str) -> None:
-    answer = ClientResponse(200, [("Set-Cookie", header), ("Set-Cookie", "good=1")], b"")
-    assert answer.cookies["good"].value == "1"
+    response = ClientResponse(200, [("Set-Cookie", header), ("Set-Cookie", "good=1")], b"")
+    assert response.cookies["good"].value == "1"
 
 
 def test_the_last_of_two_cookies_with_one_name_counts() -> None:
-    answer = ClientResponse(200, [("Set-Cookie", "a=1"), ("set-cookie", "a=2; Path=/")], b"")
-    assert answer.cookies["a"].value == "2"
+    response = ClientResponse(200, [("Set-Cookie", "a=1"), ("set-cookie", "a=2; Path=/")], b"")
+    assert response.cookies["a"].value == "2"
 
 
 def test_plain_texts_and_morsels_may_stand_side_by_side() -> None:
@@ -233,15 +233,15 @@ def test_errors_survive_the_way_to_another_process() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.server, again.kind) == (str(error), "policy_model", error.kind)
     assert again.response_content == b"because"
-    gone = pickle.loads(pickle.dumps(ServerUnreachableError("it", "refused")))
-    assert (str(gone), gone.server) == ("it: refused", "it")
+    unreachable = pickle.loads(pickle.dumps(ServerUnreachableError("it", "refused")))
+    assert (str(unreachable), unreachable.server) == ("it: refused", "it")
 
 
 @pytest.mark.parametrize("body", [b'{"output": [{"text": "cut o', b"<html>gateway</html>", b"", b"[" * 10**5])
 def test_body_that_is_no_json_is_told_with_whose_answer_it_was(body: bytes) -> None:
-    answer = ClientResponse(200, (), body, method="POST", url="policy_model/v1/responses")
-    with pytest.raises(json.JSONDecodeError) as raised:  # what environments catch
-        asyncio.run(answer.json())
+    response = ClientResponse(200, (), body, method="POST", url="policy_model/v1/responses")
+    with pytest.raises(json.JSONDecodeError) as raised:  # environments catch this class
+        asyncio.run(response.json())
     for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
         assert isinstance(error, ServerUnreachableError)
         assert "POST policy_model/v1/responses responded with 200 and a body that is not JSON" in str(error)
@@ -249,6 +249,6 @@ def test_body_that_is_no_json_is_told_with_whose_answer_it_was(body: bytes) -> N
 
 
 def test_cookies_of_two_answers_are_not_the_same_objects() -> None:
-    answers = [ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"") for _ in range(2)]
-    answers[0].cookies["a"]["path"] = "/changed"
-    assert answers[1].cookies["a"]["path"] == ""
+    responses = [ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"") for _ in range(2)]
+    responses[0].cookies["a"]["path"] = "/changed"
+    assert responses[1].cookies["a"]["path"] == ""

@@ -20,7 +20,7 @@ from nemo_gym.http import (
 )
 from nemo_gym.http.call import Call, parse_call
 from nemo_gym.http.retries import Clock
-from tests.gym.http.raw_server import answer, serving
+from tests.gym.http.raw_server import raw_response, serving
 from tests.support.commands import free_port
 
 QUICK = RetryPolicy(base_delay_s=0.001, statuses=MODEL_ENDPOINT.statuses)
@@ -32,7 +32,7 @@ CALL = parse_call("POST", "http://127.0.0.1:1/v1/responses", json={})
 
 @dataclass
 class FakeTime:
-    """A clock that only sleeping moves."""
+    """A clock that advances only while `sleep` is awaited."""
 
     now: float = 100.0
     waits: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass
 class ScriptedTransport:
-    """Every step is how one try ends; the last step repeats."""
+    """Each item of `script` is the result of one call; the last item repeats."""
 
     script: tuple[int | ClientResponse | Exception, ...]
     calls: int = 0
@@ -68,7 +68,7 @@ class ScriptedTransport:
 
 
 def play(policy: RetryPolicy, *script: int | ClientResponse | Exception) -> Outcome:
-    """The outcome of a call whose tries end like this."""
+    """Send one call; its transport follows `script`."""
     time, transport = FakeTime(), ScriptedTransport(script)
 
     async def run() -> ClientResponse | Exception:
@@ -172,23 +172,23 @@ def test_server_is_not_asked_again_before_the_time_it_asks_for(status: int) -> N
     assert play(MODEL_ENDPOINT, limited(status, "120"), 200).waits == [120.0]
 
 
-@pytest.mark.parametrize("asked", ["86400", "inf"])
-def test_server_that_asks_for_a_wait_beyond_the_deadline_is_not_waited_for(asked: str) -> None:
-    outcome = play(MODEL_ENDPOINT, limited(429, asked), 200)
+@pytest.mark.parametrize("retry_after", ["86400", "inf"])
+def test_server_that_asks_for_a_wait_beyond_the_deadline_is_not_waited_for(retry_after: str) -> None:
+    outcome = play(MODEL_ENDPOINT, limited(429, retry_after), 200)
     assert status_of(outcome) == 429
     assert outcome.waits == []
 
 
-@pytest.mark.parametrize("asked", ["0", "-5", "Wed, 21 Oct 2015 07:28:00 GMT"])
-def test_server_that_asks_for_no_wait_is_not_flooded(asked: str) -> None:
-    outcome = play(RetryPolicy(total_s=30.0, statuses=(429,)), limited(429, asked))
+@pytest.mark.parametrize("retry_after", ["0", "-5", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_server_that_asks_for_no_wait_is_not_flooded(retry_after: str) -> None:
+    outcome = play(RetryPolicy(total_s=30.0, statuses=(429,)), limited(429, retry_after))
     assert status_of(outcome) == 429
     assert outcome.calls <= 62
 
 
-@pytest.mark.parametrize("asked", ["soon", "", "Wed, 99 Oct 2015"])
-def test_unreadable_retry_after_is_ignored(asked: str) -> None:
-    (wait,) = play(MODEL_ENDPOINT, limited(503, asked), 200).waits
+@pytest.mark.parametrize("retry_after", ["soon", "", "Wed, 99 Oct 2015"])
+def test_unreadable_retry_after_is_ignored(retry_after: str) -> None:
+    (wait,) = play(MODEL_ENDPOINT, limited(503, retry_after), 200).waits
     assert 0.25 <= wait <= 0.5
 
 
@@ -214,7 +214,7 @@ def test_server_that_comes_up_late_is_reached() -> None:
         patient = RetryPolicy(attempts=200, base_delay_s=0.01, max_delay_s=0.01)
         call = asyncio.create_task(request("POST", f"http://127.0.0.1:{port}/x", json={}, retry=patient))
         await asyncio.sleep(0)
-        async with serving(answer(200), port=port) as server:
+        async with serving(raw_response(200), port=port) as server:
             assert (await call).status == 200
             return len(server.requests)
 
@@ -255,7 +255,7 @@ def test_large_body_arrives_whole_on_every_try() -> None:
     body = b"0123456789" * 300_000
 
     async def run() -> None:
-        async with serving(None, answer(200)) as server:
+        async with serving(None, raw_response(200)) as server:
             await request("POST", server.url, data=body, retry=QUICK)
             assert [sent.partition(b"\r\n\r\n")[2] for sent in server.requests] == [body, body]
 
@@ -264,7 +264,7 @@ def test_large_body_arrives_whole_on_every_try() -> None:
 
 def test_request_on_a_kept_connection_that_breaks_is_not_sent_twice() -> None:
     async def run() -> None:
-        async with serving(answer(200), None) as server:
+        async with serving(raw_response(200), None) as server:
             assert (await request("POST", server.url, json={})).ok
             with pytest.raises(aiohttp.ClientConnectionError):
                 await request("POST", server.url, json={}, retry=QUICK_CONNECT)
@@ -276,7 +276,7 @@ def test_request_on_a_kept_connection_that_breaks_is_not_sent_twice() -> None:
 @pytest.mark.parametrize("broken", [None, CUT_OFF], ids=["gone", "cut"])
 def test_endpoint_that_breaks_off_is_asked_again(broken: bytes | None) -> None:
     async def run() -> None:
-        async with serving(broken, broken, answer(200, b'{"a":1}')) as server:
+        async with serving(broken, broken, raw_response(200, b'{"a":1}')) as server:
             response = await request("POST", server.url, json={}, retry=QUICK)
             assert await response.json() == {"a": 1}
             assert len(server.requests) == 3
@@ -296,7 +296,7 @@ def test_answer_that_breaks_off_between_our_servers_is_an_error() -> None:
 
 def test_request_sends_json_headers_cookies_and_parameters() -> None:
     async def run() -> bytes:
-        async with serving(answer(200)) as server:
+        async with serving(raw_response(200)) as server:
             await request(
                 "POST",
                 f"{server.url}/path",
@@ -316,7 +316,7 @@ def test_request_sends_json_headers_cookies_and_parameters() -> None:
 
 def test_content_type_of_the_caller_stands_alone() -> None:
     async def run() -> bytes:
-        async with serving(answer(200)) as server:
+        async with serving(raw_response(200)) as server:
             await request("POST", server.url, json={}, headers={"content-type": "application/x+json"})
             return server.requests[0]
 
@@ -361,7 +361,7 @@ def test_one_call_between_our_servers_may_outlast_the_time_for_retries() -> None
 
 def test_redirect_is_an_answer() -> None:
     async def run() -> int:
-        async with serving(answer(307, b"", "Location: /elsewhere")) as raw:
+        async with serving(raw_response(307, b"", "Location: /elsewhere")) as raw:
             return (await request("POST", raw.url, json={})).status
 
     assert asyncio.run(run()) == 307

@@ -3,24 +3,24 @@ import pytest
 from nemo_gym.http import ClientResponse, retry_after_s
 
 
-def asked(**headers: str) -> float | None:
+def parsed_delay_s(**headers: str) -> float | None:
     named = tuple((name.replace("_", "-"), value) for name, value in headers.items())
     return retry_after_s(ClientResponse(429, named, b""))
 
 
 def test_wait_in_milliseconds_is_kept() -> None:
-    assert asked(retry_after_ms="1500") == 1.5
+    assert parsed_delay_s(retry_after_ms="1500") == 1.5
 
 
 def test_milliseconds_win_over_seconds() -> None:
-    assert asked(Retry_After="7", Retry_After_Ms="250") == 0.25
+    assert parsed_delay_s(Retry_After="7", Retry_After_Ms="250") == 0.25
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1s"])
 def test_unreadable_milliseconds_leave_the_seconds(text: str) -> None:
-    assert asked(retry_after="7", retry_after_ms=text) == 7.0
-    assert asked(retry_after_ms=text) is None
+    assert parsed_delay_s(retry_after="7", retry_after_ms=text) == 7.0
+    assert parsed_delay_s(retry_after_ms=text) is None
 
 
 def test_negative_milliseconds_are_no_wait() -> None:
-    assert asked(retry_after_ms="-5") == 0.0
+    assert parsed_delay_s(retry_after_ms="-5") == 0.0

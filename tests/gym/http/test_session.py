@@ -16,13 +16,13 @@ from nemo_gym.http import (
 from nemo_gym.http.aiohttp_client import AiohttpTransport
 from nemo_gym.http.plain_client import PlainTransport
 from nemo_gym.http.session import plain_client_enabled
-from tests.gym.http.raw_server import answer, serving
+from tests.gym.http.raw_server import raw_response, serving
 from tests.support.commands import ROOT
 
 
 async def call() -> aiohttp.ClientSession:
-    """One real call; gives the client that made it."""
-    async with serving(answer(200)) as server:
+    """Make one call over HTTP and return the client that was used."""
+    async with serving(raw_response(200)) as server:
         assert (await request("POST", server.url, json={})).ok
     return get_global_aiohttp_client()
 
@@ -56,7 +56,7 @@ def test_client_that_somebody_else_closed_is_replaced() -> None:
 
 def test_client_keeps_no_cookies() -> None:
     async def run() -> list[bytes]:
-        async with serving(answer(200, b"{}", "Set-Cookie: a=1; Path=/")) as server:
+        async with serving(raw_response(200, b"{}", "Set-Cookie: a=1; Path=/")) as server:
             for _ in range(2):
                 await request("POST", server.url, json={})
             return server.requests
@@ -116,7 +116,7 @@ def test_pool_sizes_are_checked() -> None:
 def test_nothing_is_kept_of_event_loops_that_are_gone() -> None:
     from nemo_gym.http.session import _shared
 
-    before = set(_shared._by_loop)  # of loops that other tests have not closed
+    before = set(_shared._by_loop)  # entries of event loops that other tests have not closed
     for _ in range(5):
         asyncio.run(call())
     assert set(_shared._by_loop) <= before

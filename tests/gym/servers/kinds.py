@@ -20,7 +20,7 @@ CONFIGS: dict[type[SimpleServer], type[Any]] = {
 
 
 class World:
-    """Servers by name, and the client that all of them share."""
+    """Servers by name, and the client they share."""
 
     def __init__(self) -> None:
         self.servers: dict[str, HostedServer] = {}
@@ -36,7 +36,7 @@ class World:
 
 
 def with_tools(cls: type[SimpleResourcesServer], **tools: Callable[..., Any]) -> type[SimpleResourcesServer]:
-    """The environment with more tools."""
+    """A subclass of the environment with these tools added."""
 
     class WithTools(cls):
         def setup_webserver(self) -> FastAPI:

@@ -1,6 +1,6 @@
-"""Routes of every shape, for comparing the ways in which they can be called.
+"""Routes of every shape, to compare direct calls with calls through the application.
 
-A route whose name begins with `plain_` is one that needs no ASGI application, the others do.
+A route whose name begins with `plain_` can be called directly; all others need the ASGI application.
 """
 
 import functools
@@ -104,7 +104,7 @@ def forwarding(function: Any) -> Any:
 
 
 def build(done: list[str] | None = None) -> FastAPI:
-    """The application; `done` collects what background tasks did."""
+    """The application; background tasks append to `done`."""
     log = done if done is not None else []
     app = new_app()
 
@@ -146,8 +146,8 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_list(body: list[Item]) -> list[Item]:
         return body
 
-    @app.post("/plain_nobody")
-    async def plain_nobody() -> str:
+    @app.post("/plain_no_body")
+    async def plain_no_body() -> str:
         return "nobody"
 
     @app.get("/plain_get")
@@ -299,8 +299,8 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_bug(body: Item) -> Item:
         raise RuntimeError(f"bug with {body.name}")
 
-    @app.post("/plain_wrong_answer", response_model=Item)
-    async def plain_wrong_answer(body: Item) -> Any:
+    @app.post("/plain_wrong_response", response_model=Item)
+    async def plain_wrong_response(body: Item) -> Any:
         return {"price": "much"}
 
     @app.post("/plain_nan_model")
@@ -328,7 +328,7 @@ def build(done: list[str] | None = None) -> FastAPI:
         def fail() -> None:
             raise RuntimeError("in the background")
 
-        return JSONResponse({"answer": 1}, background=BackgroundTask(fail))
+        return JSONResponse({"done": 1}, background=BackgroundTask(fail))
 
     @app.post("/background")
     async def background(body: Item, tasks: BackgroundTasks) -> Item:

@@ -1,4 +1,4 @@
-"""An application of a test's own, hosted as a server; called in this process and over HTTP."""
+"""Host the application of a test as a server, in this process or over HTTP."""
 
 import asyncio
 import socket
@@ -31,13 +31,13 @@ def local_client(**servers: HostedServer) -> ServerClient:
 
 
 def post(app: FastAPI, path: str, **options: Any) -> ClientResponse:
-    """One call of an application that is hosted in this process."""
+    """Call an application that is hosted in this process."""
     return asyncio.run(local_client(it=HostedServer("it", app)).post("it", path, **options))
 
 
 @contextmanager
 def served(server: HostedServer) -> Iterator[str]:
-    """Serve over HTTP on a free port, from a thread; gives the base URL."""
+    """Serve over HTTP on a free port, in a thread; yields the base URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         ready = threading.Event()
@@ -54,13 +54,13 @@ def served(server: HostedServer) -> Iterator[str]:
 
 
 def served_config(name: str, url: str, **block: Any) -> dict[str, Any]:
-    """What a configuration says of a server that listens there."""
+    """The configuration of a server that listens at `url`."""
     host, _, port = url.removeprefix("http://").partition(":")
     return {name: {"resources_servers": {name: {"host": host, "port": int(port), **block}}}}
 
 
 def over_both(app_factory: Callable[[], FastAPI]) -> Iterator[ServerClient]:
-    """The same application by the name `it`: first called in this process, then over HTTP."""
+    """Clients of the application, named `it`: first in this process, then over HTTP."""
     yield local_client(it=HostedServer("it", app_factory()))
     with served(HostedServer("it", app_factory())) as url:
         yield ServerClient(global_config_dict=served_config("it", url))

@@ -1,4 +1,4 @@
-"""What a server process tells of its rollouts."""
+"""A server process reports its running rollouts."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ ENDPOINT = "http://host:8000/v1/responses"
 
 
 class Process:
-    """A served process whose rollouts all ask the endpoint, and wait."""
+    """A server process whose rollouts call the endpoint and wait for `let_go`."""
 
     def __init__(self) -> None:
         self._let_go = asyncio.Event()
@@ -32,7 +32,7 @@ class Process:
         headers = [(ROLLOUT_HEADER.encode(), activity.header().encode())]
         return asyncio.create_task(self._request("POST", "/run", headers))
 
-    async def told(self) -> Any:
+    async def report(self) -> Any:
         return json.loads(await self._request("GET", ACTIVITY_PATH, []))
 
     def let_go(self) -> None:
@@ -56,16 +56,16 @@ class Process:
 def test_process_tells_what_its_rollouts_wait_for_and_how_many_calls_their_endpoints_get() -> None:
     async def run() -> None:
         process = Process()
-        assert await process.told() == {"rollouts": [], "limits": {}}
+        assert await process.report() == {"rollouts": [], "limits": {}}
         playing = process.play(Activity("3:1", limits=EndpointLimits(64)))
         await asyncio.sleep(0)
-        told = await process.told()
-        assert [one["rollout"] for one in told["rollouts"]] == ["3:1"]
-        assert "model call 1" in told["rollouts"][0]["waits_for"]
-        assert told["limits"] == {"host:8000": 16}
+        report = await process.report()
+        assert [one["rollout"] for one in report["rollouts"]] == ["3:1"]
+        assert "model call 1" in report["rollouts"][0]["waits_for"]
+        assert report["limits"] == {"host:8000": 16}
         process.let_go()
         await playing
-        assert (await process.told())["rollouts"] == []
+        assert (await process.report())["rollouts"] == []
 
     asyncio.run(run())
 
@@ -75,7 +75,7 @@ def test_rollouts_whose_concurrency_does_not_adapt_have_no_limits() -> None:
         process = Process()
         playing = process.play(Activity("0:0"))
         await asyncio.sleep(0)
-        assert (await process.told())["limits"] == {}
+        assert (await process.report())["limits"] == {}
         process.let_go()
         await playing
 

@@ -54,7 +54,7 @@ class Rooms(SimpleResourcesServer):
         return BaseSeedSessionResponse()
 
     async def stay(self, request: Request) -> bool:
-        """Until somebody calls `/leave`; whether the room is still there then."""
+        """Wait for a call of `/leave`; return whether the room still exists."""
         self._is_inside.set()
         await self._may_leave.wait()
         return request.session[SESSION_ID_KEY] in self.rooms
@@ -70,7 +70,7 @@ class Rooms(SimpleResourcesServer):
         return await self.look(request)
 
     async def weather(self, body: dict[str, Any]) -> str:
-        """Does not ask for the session."""
+        """Does not use the session."""
         return "rain"
 
     async def close_session(self, session_id: str) -> None:
@@ -153,12 +153,12 @@ def test_seeding_with_the_cookie_of_a_closed_session_begins_a_new_one() -> None:
     on_both(rooms, check)
 
 
-@pytest.mark.fast_path  # the application opens the session of every request
+@pytest.mark.fast_path  # through the application, every request opens a session
 def test_cookie_says_whether_the_server_keeps_something() -> None:
     async def check(client: ServerClient, server: Rooms) -> None:
         weather = await client.post("it", "/weather", json={})
         value = weather.cookies[COOKIE].value
-        if is_direct_supported():  # the application itself opens a session for every request
+        if is_direct_supported():  # otherwise every request opens a session
             assert not value.endswith("k")
         looked = await client.post("it", "/look", cookies=weather.cookies)
         assert looked.cookies[COOKIE].value == value.removesuffix("k") + "k"
@@ -171,14 +171,14 @@ def test_session_in_use_is_closed_when_its_last_request_is_over() -> None:
         cookies = await seed(client)
         staying = asyncio.create_task(client.post("it", "/stay", cookies=cookies))
         await asyncio.sleep(0)
-        # A caller that gives up waiting does not stop the closing.
+        # A timeout of the caller does not stop the closing.
         for _ in range(2):
             with pytest.raises(Exception, match="close_session"):
                 await client.post("it", "/close_session", cookies=cookies, timeout=0.05)
         assert server.closed == []
         assert (await client.post("it", "/look", cookies=cookies)).status == 410
         await client.post("it", "/leave")
-        assert await (await staying).json() is True  # what it uses is there until it is over
+        assert await (await staying).json() is True  # its room exists until the request ends
         assert await close(client, cookies) == 204
         assert server.closed == [cookies[COOKIE].removesuffix("k")]
 

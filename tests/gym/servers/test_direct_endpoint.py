@@ -1,4 +1,4 @@
-"""A hosted server answers as FastAPI would, whichever way the request takes."""
+"""A hosted server responds as FastAPI does, directly and through the application."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ PLAIN = build()
 HOSTED = HostedServer("it", build())
 GOOD = b'{"name": "ann", "price": 2, "extra": [1]}'
 PATHS = sorted(route.path for route in PLAIN.routes if "POST" in (getattr(route, "methods", None) or ()))
-RAISING = {"/plain_bug", "/plain_wrong_answer", "/plain_nan_no_model", "/plain_handler_fails"}
-"""Routes whose exception FastAPI itself leaves to its server."""
+RAISING = {"/plain_bug", "/plain_wrong_response", "/plain_nan_no_model", "/plain_handler_fails"}
+"""Routes that raise an exception which FastAPI itself does not handle."""
 BODIES = [
     b"",
     b"null",
@@ -57,34 +57,34 @@ def call_for(path: str, body: bytes, content_type: str = "application/json", que
     return Call("POST", path, body, True, {"mine": "c"}, query, headers)
 
 
-Answer = tuple[int, list[tuple[str, str]], bytes]
+Observed = tuple[int, list[tuple[str, str]], bytes]
 
 
-def seen(answer: ClientResponse) -> Answer:
-    """What a caller sees, apart from what only a hosted server adds."""
+def observe(response: ClientResponse) -> Observed:
+    """Status, headers and body, without the headers that only a hosted server adds."""
     ours = {FAILURE_KIND_HEADER, FAILURE_SERVER_HEADER, FAILURE_STATUS_HEADER, "content-length"}
     headers = [
         (name.lower(), value)
-        for name, value in answer.headers.items()
+        for name, value in response.headers.items()
         if name.lower() not in ours and "ng_session" not in value
     ]
-    return answer.status, sorted(headers), answer._body
+    return response.status, sorted(headers), response._body
 
 
-async def plain_fastapi(call: Call) -> Answer | str:
-    """FastAPI's own answer, or the exception that it leaves to its server."""
+async def plain_fastapi(call: Call) -> Observed | str:
+    """The response of FastAPI itself, or the exception that it does not handle."""
     try:
-        return seen(await AsgiTransport(PLAIN).send(call))
+        return observe(await AsgiTransport(PLAIN).send(call))
     except Exception as error:
         return repr(error)
 
 
-async def three_ways(call: Call) -> list[Answer]:
-    """In this process; over HTTP; and, by a query that nobody asked for, through the application."""
+async def three_ways(call: Call) -> list[Observed]:
+    """The responses in this process, over HTTP, and through the application (forced by an unused query)."""
     return [
-        seen(await HOSTED.send(call)),
-        seen(await AsgiTransport(HOSTED).send(call)),
-        seen(await HOSTED.send(call._replace(query="unused=1"))),
+        observe(await HOSTED.send(call)),
+        observe(await AsgiTransport(HOSTED).send(call)),
+        observe(await HOSTED.send(call._replace(query="unused=1"))),
     ]
 
 
@@ -92,34 +92,34 @@ async def three_ways(call: Call) -> list[Answer]:
 def test_every_route_answers_as_fastapi_does(path: str) -> None:
     call = call_for(path.replace("{number}", "7"), GOOD)
 
-    async def run() -> tuple[Answer | str, list[Answer]]:
+    async def run() -> tuple[Observed | str, list[Observed]]:
         return await plain_fastapi(call), await three_ways(call)
 
-    expected, answers = asyncio.run(run())
+    expected, responses = asyncio.run(run())
     if path in RAISING:
         assert isinstance(expected, str)
         expected = (500, [("content-type", "application/json")], json.dumps(expected).encode())
-        # An error of validation names the place in the code, which differs between applications.
-        if path == "/plain_wrong_answer":
-            expected = answers[-1]
+        # A validation error names the line of code, which differs between applications.
+        if path == "/plain_wrong_response":
+            expected = responses[-1]
             assert expected[0] == 500
     if path == "/plain_background_fails":
         assert expected == "RuntimeError('in the background')"
-        expected = (200, [("content-type", "application/json")], b'{"answer":1}')
-    assert answers == [expected] * 3
+        expected = (200, [("content-type", "application/json")], b'{"done":1}')
+    assert responses == [expected] * 3
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:25].decode("latin-1"))
 @pytest.mark.parametrize("path", ["/plain_item", "/plain_any", "/plain_loose", "/plain_optional", "/depends"])
 def test_every_body_is_taken_or_refused_as_by_fastapi(path: str, body: bytes) -> None:
-    async def run() -> tuple[Answer | str, list[Answer]]:
+    async def run() -> tuple[Observed | str, list[Observed]]:
         return await plain_fastapi(call_for(path, body)), await three_ways(call_for(path, body))
 
-    expected, answers = asyncio.run(run())
+    expected, responses = asyncio.run(run())
     if isinstance(expected, str):
-        expected = answers[-1]
+        expected = responses[-1]
         assert expected[0] == 500
-    assert answers == [expected] * 3
+    assert responses == [expected] * 3
 
 
 @pytest.mark.parametrize(
@@ -129,19 +129,19 @@ def test_every_body_is_taken_or_refused_as_by_fastapi(path: str, body: bytes) ->
 def test_every_content_type_is_taken_or_refused_as_by_fastapi(content_type: str) -> None:
     call = call_for("/plain_item", GOOD, content_type)
 
-    async def run() -> tuple[Answer | str, list[Answer]]:
+    async def run() -> tuple[Observed | str, list[Observed]]:
         return await plain_fastapi(call), await three_ways(call)
 
-    expected, answers = asyncio.run(run())
-    assert answers == [expected] * 3
+    expected, responses = asyncio.run(run())
+    assert responses == [expected] * 3
 
 
 @pytest.mark.parametrize("name", ["Upper", "trap", "fine"])
 def test_failure_of_a_validator_is_an_answer(name: str) -> None:
     call = call_for("/plain_picky", json.dumps({"name": name}).encode())
-    answers = asyncio.run(three_ways(call))
-    assert answers == [answers[0]] * 3
-    assert answers[0][0] == {"Upper": 422, "trap": 500, "fine": 200}[name]
+    responses = asyncio.run(three_ways(call))
+    assert responses == [responses[0]] * 3
+    assert responses[0][0] == {"Upper": 422, "trap": 500, "fine": 200}[name]
 
 
 @pytest.mark.fast_path
@@ -151,8 +151,8 @@ def test_exactly_the_plain_routes_need_no_application() -> None:
 
 
 def test_validation_error_says_where_and_what() -> None:
-    answer = asyncio.run(HOSTED.send(call_for("/plain_item", b'{"price": 1}')))
-    assert (answer.status, json.loads(answer._body)) == (
+    response = asyncio.run(HOSTED.send(call_for("/plain_item", b'{"price": 1}')))
+    assert (response.status, json.loads(response._body)) == (
         422,
         {
             "detail": [
@@ -163,8 +163,8 @@ def test_validation_error_says_where_and_what() -> None:
 
 
 def test_sync_endpoint_runs_off_the_event_loop() -> None:
-    answer = asyncio.run(HOSTED.send(call_for("/plain_sync", GOOD)))
-    assert json.loads(answer._body) == {"off_the_loop": True, "name": "ann"}
+    response = asyncio.run(HOSTED.send(call_for("/plain_sync", GOOD)))
+    assert json.loads(response._body) == {"off_the_loop": True, "name": "ann"}
 
 
 @pytest.mark.parametrize(("path", "done"), [("/plain_background", "response"), ("/background", "parameter")])
@@ -184,10 +184,10 @@ def test_response_object_that_several_requests_give_back_carries_no_other_caller
         call = call_for("/plain_shared_response", GOOD)
         return [await HOSTED.send(call) for _ in range(3)]
 
-    answers = asyncio.run(run())
-    for answer in answers:
-        assert len(answer.headers.getall("set-cookie")) == 1
-    assert len({answer.cookies["ng_session_it"].value for answer in answers}) == 3
+    responses = asyncio.run(run())
+    for response in responses:
+        assert len(response.headers.getall("set-cookie")) == 1
+    assert len({response.cookies["ng_session_it"].value for response in responses}) == 3
     assert "set-cookie" not in SHARED.headers
 
 
@@ -203,10 +203,10 @@ def test_handler_for_every_exception_is_used() -> None:
 
     app.post("/fail")(fail)
 
-    async def run() -> list[Answer]:
+    async def run() -> list[Observed]:
         server = HostedServer("it", app)
         call = call_for("/fail", b"{}")
-        return [seen(await server.send(call)), seen(await server.send(call._replace(query="x=1")))]
+        return [observe(await server.send(call)), observe(await server.send(call._replace(query="x=1")))]
 
     direct, through = asyncio.run(run())
     assert direct == through == (599, [("content-type", "application/json")], b'{"handled":"no"}')

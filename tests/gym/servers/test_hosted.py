@@ -18,11 +18,11 @@ from tests.gym.servers.serving import local_client, new_app, over_both, post, se
 
 def test_neither_side_can_change_what_the_other_holds() -> None:
     app = new_app()
-    seen: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     state = {"list": [1]}
 
     async def change(body: dict[str, Any]) -> dict[str, Any]:
-        seen.append(body)
+        received.append(body)
         body["list"].append("callee")
         return state
 
@@ -31,14 +31,14 @@ def test_neither_side_can_change_what_the_other_holds() -> None:
 
     async def run() -> None:
         client = local_client(it=HostedServer("it", app))
-        answer = await client.post("it", "/change", json=sent)
+        response = await client.post("it", "/change", json=sent)
         assert sent == {"list": [0]}
-        got = await answer.json()
+        got = await response.json()
         got["list"].append("caller")
         sent["list"].append("later")
         assert state == {"list": [1]}
-        assert seen == [{"list": [0, "callee"]}]
-        assert await answer.json() == {"list": [1]}
+        assert received == [{"list": [0, "callee"]}]
+        assert await response.json() == {"list": [1]}
 
     asyncio.run(run())
 
@@ -58,8 +58,8 @@ def test_own_middleware_sees_every_request() -> None:
         return body
 
     app.post("/echo")(echo)
-    answer = post(app, "/echo", json={"a": 1})
-    assert (paths, answer.headers["x-watched"]) == (["/echo"], "1")
+    response = post(app, "/echo", json={"a": 1})
+    assert (paths, response.headers["x-watched"]) == (["/echo"], "1")
 
 
 def test_application_without_sessions_can_be_hosted() -> None:
@@ -69,8 +69,8 @@ def test_application_without_sessions_can_be_hosted() -> None:
         return body
 
     app.post("/echo")(echo)
-    answer = post(app, "/echo", json={"a": 1})
-    assert (answer.status, answer._body, len(answer.cookies)) == (200, b'{"a":1}', 0)
+    response = post(app, "/echo", json={"a": 1})
+    assert (response.status, response._body, len(response.cookies)) == (200, b'{"a":1}', 0)
 
 
 def stateful() -> FastAPI:
@@ -95,15 +95,15 @@ def test_what_the_lifespan_gives_is_on_every_request() -> None:
     async def local() -> list[str]:
         server = HostedServer("it", stateful())
         async with server.lifespan():
-            return await ask(local_client(it=server))
+            return await call_both(local_client(it=server))
 
-    async def ask(client: ServerClient) -> list[str]:
+    async def call_both(client: ServerClient) -> list[str]:
         return [await (await client.post("it", path)).json() for path in ("/direct", "/through")]
 
     assert asyncio.run(local()) == ["yes", "yes"]
     with served(HostedServer("it", stateful())) as url:
         client = ServerClient(global_config_dict=served_config("it", url))
-        assert asyncio.run(ask(client)) == ["yes", "yes"]
+        assert asyncio.run(call_both(client)) == ["yes", "yes"]
 
 
 def streaming() -> FastAPI:
@@ -144,14 +144,14 @@ def test_stream_arrives_whole_or_is_an_error_on_both_transports(
 
 
 def test_answer_over_http_does_not_wait_for_its_background_task() -> None:
-    answered = threading.Event()
+    responded = threading.Event()
     waited: list[bool] = []
 
     def app() -> FastAPI:
         it = new_app()
 
         async def start(body: dict[str, Any]) -> JSONResponse:
-            return JSONResponse({}, background=BackgroundTask(lambda: waited.append(answered.wait(10))))
+            return JSONResponse({}, background=BackgroundTask(lambda: waited.append(responded.wait(10))))
 
         it.post("/start")(start)
         return it
@@ -159,7 +159,7 @@ def test_answer_over_http_does_not_wait_for_its_background_task() -> None:
     with served(HostedServer("it", app())) as url:
         client = ServerClient(global_config_dict=served_config("it", url))
         assert asyncio.run(client.post("it", "/start", json={})).ok
-        answered.set()
+        responded.set()
     assert waited == [True]
 
 
@@ -175,8 +175,8 @@ def test_large_body_goes_both_ways_on_both_transports(size: int) -> None:
         return it
 
     for client in over_both(app):
-        answer = asyncio.run(client.post("it", "/double", json={"text": "é" * size}))
-        assert asyncio.run(answer.json()) == {"text": "é" * (2 * size)}
+        response = asyncio.run(client.post("it", "/double", json={"text": "é" * size}))
+        assert asyncio.run(response.json()) == {"text": "é" * (2 * size)}
 
 
 def test_thousand_concurrent_calls_each_get_their_own_answer() -> None:
@@ -197,7 +197,7 @@ def test_thousand_concurrent_calls_each_get_their_own_answer() -> None:
     async def run() -> list[Any]:
         client = local_client(it=HostedServer("it", app))
         calls = [client.post("it", "/wait", json={"n": number}) for number in range(1000)]
-        return [await answer.json() for answer in await asyncio.gather(*calls)]
+        return [await response.json() for response in await asyncio.gather(*calls)]
 
     assert asyncio.run(run()) == [{"n": number} for number in range(1000)]
 
@@ -274,7 +274,7 @@ def test_answer_in_process_does_not_wait_for_its_background_task() -> None:
     async def run() -> None:
         async with server.lifespan():
             assert (await local_client(it=server).post("it", "/start", json={})).ok
-            done.append("answer")
+            done.append("response")
 
     asyncio.run(run())
-    assert done == ["answer", "task"]
+    assert done == ["response", "task"]

@@ -1,4 +1,4 @@
-"""A run of an agent closes the sessions that began in it, on every transport and however it ends."""
+"""An agent's run closes the sessions that began in it, on every transport, also after a failure."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ class Rooms(SimpleResourcesServer):
 
 
 class Walker(SimpleResponsesAPIAgent):
-    """Seeds `env`, calls itself, does what the row says, verifies. Hands cookies from call to call."""
+    """Seeds `env`, calls its own `/v1/responses`, verifies. The row switches steps on. Passes cookies on."""
 
     config: BaseResponsesAPIAgentConfig
 
@@ -68,7 +68,7 @@ class Walker(SimpleResponsesAPIAgent):
             cookies.update({name: morsel.value for name, morsel in seeded.cookies.items()})
         if body.get("breaks"):
             raise RuntimeError("lost")
-        for name, value in cookies.items() if body.get("hands_on", True) else ():
+        for name, value in cookies.items() if body.get("passes_cookies", True) else ():
             response.set_cookie(name, value)
         return {}
 
@@ -128,7 +128,7 @@ def transport(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-@pytest.mark.fast_path  # through the application, they are closed right after the response
+@pytest.mark.fast_path  # through the application, sessions are closed just after the response
 @pytest.mark.parametrize("seeds", [False, True], ids=["in the run", "in its own /v1/responses"])
 def test_sessions_are_closed_after_a_successful_run(transport: str, seeds: bool) -> None:
     world = World()
@@ -155,7 +155,7 @@ def test_sessions_are_closed_after_a_failed_run_and_the_error_is_the_runs(transp
 
 
 @pytest.mark.parametrize("agent", ["plain", "with an application of its own"])
-@pytest.mark.parametrize("row", [{"breaks": True}, {"hands_on": False}])
+@pytest.mark.parametrize("row", [{"breaks": True}, {"passes_cookies": False}])
 def test_session_that_began_in_a_nested_call_is_closed_though_the_agent_does_not_hand_it_on(
     transport: str, agent: str, row: dict[str, Any]
 ) -> None:
@@ -259,7 +259,7 @@ def test_agent_with_an_application_of_its_own_closes_too(transport: str, row: di
 
 
 def foreign_env(status: int, calls: list[str]) -> FastAPI:
-    """An environment of another implementation, whose cookie looks as if it kept a session."""
+    """An environment without our base class; its cookie says that it keeps a session."""
     app = FastAPI()
 
     async def anything(request: Request, response: Response, path: str) -> Any:

@@ -16,7 +16,7 @@ ID = "0123456789abcdef" * 2
 
 
 def note_app() -> FastAPI:
-    """Notes kept in the session, on a route that is called directly and on one that is not."""
+    """Stores notes in the session; one route is called directly, one through the application."""
     app = new_app()
 
     async def put(request: Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def note_app() -> FastAPI:
         return dict(request.session)
 
     async def slowly(body: dict[str, Any]) -> dict[str, Any]:
-        """Knows nothing of sessions."""
+        """Does not use the session."""
         await asyncio.sleep(0)
         return body
 
@@ -45,17 +45,17 @@ def note_app() -> FastAPI:
 
 
 class Caller:
-    """A caller that sends back the cookies it is given."""
+    """A caller that sends back the cookies it receives."""
 
     def __init__(self, client: ServerClient) -> None:
         self.client = client
         self.cookies: dict[str, Any] = {}
 
     async def post(self, path: str, json: Any = None) -> Any:
-        answer = await self.client.post("it", path, json=json, cookies=self.cookies)
-        assert answer.ok, await answer.text()
-        self.cookies.update(answer.cookies)
-        return await answer.json()
+        response = await self.client.post("it", path, json=json, cookies=self.cookies)
+        assert response.ok, await response.text()
+        self.cookies.update(response.cookies)
+        return await response.json()
 
 
 @pytest.mark.parametrize("path", ["/put", "/put_by_asgi"])
@@ -112,10 +112,10 @@ def test_cookie_is_on_every_response() -> None:
             for path in ("/put", "/put_by_asgi", "/fail", "/fail_by_asgi", "/made_up")
         ] + [await client.post("it", "/put", json=[], cookies={"ng_session_it": ID})]
 
-    answers = asyncio.run(run())
-    assert [answer.status for answer in answers] == [200, 200, 500, 500, 404, 422]
-    for answer in answers:
-        assert answer.cookies["ng_session_it"].value == ID
+    responses = asyncio.run(run())
+    assert [response.status for response in responses] == [200, 200, 500, 500, 404, 422]
+    for response in responses:
+        assert response.cookies["ng_session_it"].value == ID
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_session_that_loses_its_content_costs_no_memory_any_more() -> None:
 
 
 def put(store: SessionStore, number: int) -> str:
-    """A request that leaves content in a session; gives its id."""
+    """Simulate a request that stores content in a session; return the session id."""
     session = store.open(f"{number:032x}")
     session["n"] = number
     store.close(session)
@@ -199,7 +199,7 @@ def put(store: SessionStore, number: int) -> str:
 def test_beyond_the_capacity_the_longest_unused_session_is_dropped() -> None:
     store = SessionStore("c", policy=SessionPolicy(capacity=2))
     first, second = put(store, 1), put(store, 2)
-    store.close(store.open(first))  # used again: the other one is the longest unused now
+    store.close(store.open(first))  # now the second is the longest unused
     third = put(store, 3)
     assert [store.holds(session_id) for session_id in (first, second, third)] == [True, False, True]
 
@@ -228,7 +228,7 @@ def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
     store = SessionStore("c", policy=SessionPolicy(capacity=1))
     held = store.open(ID)
     held["a"] = 1
-    store.close(store.open(ID))  # a second request of the same session is over already
+    store.close(store.open(ID))  # a second request of the same session has ended
     for number in range(3):
         put(store, number)
     assert store.ended(ID) is None
@@ -251,10 +251,10 @@ def test_request_of_an_endpoint_that_wants_no_session_opens_none() -> None:
     async def run() -> None:
         server = HostedServer("it", note_app())
         client = local_client(it=server)
-        answering = asyncio.create_task(client.post("it", "/slowly", json={}, cookies={"ng_session_it": ID}))
+        pending = asyncio.create_task(client.post("it", "/slowly", json={}, cookies={"ng_session_it": ID}))
         await asyncio.sleep(0)
         assert len(server.sessions) == 0
-        assert (await answering).cookies["ng_session_it"].value == ID
+        assert (await pending).cookies["ng_session_it"].value == ID
 
     asyncio.run(run())
 
@@ -264,13 +264,13 @@ def test_session_with_content_is_in_use_though_the_endpoint_wants_none() -> None
         server = HostedServer("it", note_app())
         caller = Caller(local_client(it=server))
         await caller.post("/put", {"a": 1})
-        answering = asyncio.create_task(caller.post("/slowly", {}))
-        for _ in range(100):  # turns of the loop until the endpoint runs
+        pending = asyncio.create_task(caller.post("/slowly", {}))
+        for _ in range(100):  # iterations of the event loop until the endpoint runs
             await asyncio.sleep(0)
             if server.sessions._in_use:
                 break
         assert len(server.sessions._in_use) == 1
-        await answering
+        await pending
         assert not server.sessions._in_use
         assert (await caller.post("/put", {"b": 2}))["a"] == 1
 
