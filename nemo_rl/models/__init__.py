@@ -1,1 +1,1 @@
-"""Policies and what they generate."""
+"""Policy models: loading, export and generation."""

@@ -28,7 +28,7 @@ _GROUPED_SDPA = "nemo_rl_grouped_sdpa"
 
 @dataclass(frozen=True)
 class _Window:
-    """What a pass over B slots and Q columns each writes and reads; T of the B × Q tokens are not padding."""
+    """The slots and columns that a pass writes and reads; T of its B × Q tokens are not padding."""
 
     slots: list[int]
     width: int
@@ -94,7 +94,7 @@ class SlotCache:
             tensor[target, :, :length] = tensor[source, :, :length]
 
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """Exchange two slots, of which so many columns matter."""
+        """Exchange the first columns of two slots, as many as the lengths say."""
         for tensor in self._tensors.values():
             kept = tensor[first, :, :first_length].clone()
             tensor[first, :, :second_length] = tensor[second, :, :second_length]

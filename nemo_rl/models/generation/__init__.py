@@ -1,1 +1,1 @@
-"""Generation: the interface and a backend."""
+"""Generation: the interface, and a backend that runs a transformers model."""

@@ -69,10 +69,10 @@ class BatchingLoop:
     def submit(self, request: Request) -> None:
         with self._changed:
             if self._is_closed:
-                raise NoHealthyShards("this generation was closed; build another")
+                raise NoHealthyShards("this generation backend is closed; build a new one")
             if self._process != os.getpid():
                 raise NoHealthyShards(
-                    "this generation was made in another process; build one here, after forking"
+                    "this generation backend was built in another process; build one here, after the fork"
                 )
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
@@ -107,7 +107,7 @@ class BatchingLoop:
             self._decoder.release()
 
     def metrics(self) -> dict[str, float]:
-        """Sums and means since the beginning."""
+        """Totals and means since the start."""
         meter = self.meter
         return {
             "requests": meter.requests,
@@ -128,7 +128,9 @@ class BatchingLoop:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         while self._waiting:
-            self._waiting.popleft().fail(NoHealthyShards("the generation was closed before this request ran"))
+            self._waiting.popleft().fail(
+                NoHealthyShards("the generation backend was closed before this request ran")
+            )
 
     def _wait_until_idle(self) -> None:
         if threading.current_thread() is self._thread:
@@ -140,11 +142,11 @@ class BatchingLoop:
         while self._wait_for_work():
             try:
                 with generating(self._decoder.model):
-                    self._play()
-            except Exception as error:  # the boundary between a model's failure and the requests it concerns
+                    self._generate()
+            except Exception as error:  # boundary: an error of the model fails the requests in flight
                 logger.warning("%s requests failed, the model raised: %r", len(self._rows), error)
                 self._drop_rows(error)
-                self._decoder.forget()  # it may have ended in the middle of a change
+                self._decoder.forget()  # a change may be incomplete
             with self._changed:
                 self._note_busy()
                 self._is_busy = False
@@ -164,8 +166,8 @@ class BatchingLoop:
         self.meter.busy_s += now_s - self._noted_s
         self._noted_s = now_s
 
-    def _play(self) -> None:
-        """Step after step until no request is left."""
+    def _generate(self) -> None:
+        """Step until no request is left."""
         while not self._is_closed:
             self._drop_cancelled()
             self._admit()
@@ -173,9 +175,9 @@ class BatchingLoop:
                 return
             self._step()
             self._note_busy()
-            if self._rows or self._waiting:  # else the model is put back first
+            if self._rows or self._waiting:  # otherwise the model is restored first
                 self._report_finished()
-        self._drop_rows(NoHealthyShards("the generation was closed while this request ran"))
+        self._drop_rows(NoHealthyShards("the generation backend was closed while this request ran"))
 
     def _admit(self) -> None:
         with self._changed:
@@ -183,7 +185,7 @@ class BatchingLoop:
                 self._decoder.forget()
                 self._forget_first = False
             joining = [] if self._pauses else self._next_waiting()
-            self._rows.extend(joining)  # from here on a failure concerns them too
+            self._rows.extend(joining)  # from here on an error fails them too
         joining.sort(key=lambda request: -self._decoder.held(request.prompt))
         if joining:
             self._rows[-len(joining) :] = joining
@@ -213,7 +215,7 @@ class BatchingLoop:
         self._leave(ended)
 
     def _draw(self, rows: list[int], logits_N_V: torch.Tensor, sampling: Sampling) -> list[int]:
-        """A token for each of these rows; those that ended."""
+        """Draw a token for each of these rows; returns the rows that ended."""
         uniforms = [
             torch.rand((), dtype=torch.float64, generator=self._rows[row].generator).item() for row in rows
         ]

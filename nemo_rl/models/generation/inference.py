@@ -23,7 +23,7 @@ else:
     torch = lazy("torch")
 
 _LOCKS: WeakKeyDictionary[object, threading.Lock] = WeakKeyDictionary()
-"""One per model: its state is saved and restored, whichever backend runs it."""
+"""One per model, because several backends may save and restore the state of the same model."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -52,7 +52,7 @@ def check_model(model: PreTrainedModel, max_model_len: int) -> None:
     whole = base() if base is not None else model
     if "position_ids" not in inspect.signature(type(whole).forward).parameters:
         raise ValueError(
-            f"{type(whole).__name__} takes no position_ids, without which rows cannot differ in length"
+            f"{type(whole).__name__} does not accept position_ids, which rows of different lengths need"
         )
 
 
@@ -61,7 +61,7 @@ def generating(model: PreTrainedModel) -> Iterator[None]:
     """Inside this context the model belongs to the generation."""
     lock = _LOCKS.setdefault(model, threading.Lock())
     with lock, _in_eval_mode(model), grouped_attention(model), torch.no_grad():
-        # Not inference_mode: what a module keeps of a pass (positions, say) must serve a learner's pass too.
+        # Not inference_mode: a learner's pass may use tensors that a module caches here, such as positions.
         yield
 
 

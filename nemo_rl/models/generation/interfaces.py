@@ -1,4 +1,4 @@
-"""What a generation backend is to a rollout."""
+"""The interface of a generation backend, and the data that goes in and out."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class _NeededConfig(TypedDict):
     backend: str
     max_new_tokens: int
     temperature: float
-    """0: the likeliest token."""
+    """0 picks the likeliest token."""
     top_p: float
-    """1: all tokens."""
+    """1 keeps all tokens."""
     top_k: int | None
-    """None, 0 and -1: all tokens."""
+    """None, 0 and -1 keep all tokens."""
     stop_token_ids: list[int] | None
     stop_strings: list[str] | None
 
 
 class GenerationConfig(_NeededConfig, total=False):
-    """How is generated; `policy.generation` of a trainer's configuration."""
+    """Settings of generation: `policy.generation` in a trainer's configuration."""
 
     model_name: str
     colocated: dict[str, Any]
@@ -48,12 +48,12 @@ class _NeededDatum(TypedDict):
 
 
 class GenerationDatumSpec(_NeededDatum, total=False):
-    """What is to be continued."""
+    """A batch of prompts."""
 
     stop_strings: list[list[str] | None]
-    """Of each, besides those of the configuration."""
+    """Per prompt, in addition to those of the configuration."""
     seeds: list[int]
-    """Of each: the same seed and prompt give the same tokens, where the backend can do that."""
+    """Per prompt. The same seed and prompt give the same tokens, if the backend supports it."""
 
 
 class _NeededOutput(TypedDict):
@@ -68,18 +68,18 @@ class _NeededOutput(TypedDict):
 
 
 class GenerationOutputSpec(_NeededOutput, total=False):
-    """What was generated; matched stop strings and the end-of-sequence token stay in it."""
+    """A batch of generations. Matched stop strings and end-of-sequence tokens stay in the output."""
 
     truncated: torch.Tensor
-    """`[B]` bool: the length limit ended it."""
+    """`[B]` bool: ended by the token limit."""
     routed_experts: torch.Tensor
-    """`[B, T', layers, topk]`: which experts each token went to, of a mixture of experts."""
+    """`[B, T', layers, topk]`: the experts that each token was routed to, in a mixture of experts."""
     gen_leader_worker_idx: list[Any]
-    """Who served it: an int, or a list of one."""
+    """The worker that generated it: an int, or a list of one int."""
 
 
 class AsyncGeneration(Protocol):
-    """All that a native rollout asks of a backend."""
+    """The part of a backend that a native rollout uses."""
 
     def generate_async(
         self, data: BatchedDataDict[GenerationDatumSpec], greedy: bool = False
@@ -87,43 +87,43 @@ class AsyncGeneration(Protocol):
 
 
 class GenerationInterface(abc.ABC):
-    """A backend as trainers know it."""
+    """A backend as trainers use it."""
 
     @abc.abstractmethod
     def init_collective(self, ip: str, port: int, world_size: int, **kwargs: Any) -> list[Any]:
-        """Join the group of processes through which weights come."""
+        """Join the process group that sends the weights."""
 
     @abc.abstractmethod
     def generate(
         self, data: BatchedDataDict[GenerationDatumSpec], greedy: bool
     ) -> BatchedDataDict[GenerationOutputSpec]:
-        """Continue a whole batch."""
+        """Generate for a whole batch."""
 
     @abc.abstractmethod
     def prepare_for_generation(self, *args: Any, **kwargs: Any) -> bool:
-        """Take what generating needs."""
+        """Allocate what generation needs."""
 
     @abc.abstractmethod
     def finish_generation(self, *args: Any, **kwargs: Any) -> bool:
-        """Give it back."""
+        """Free what `prepare_for_generation` allocated."""
 
     def generate_async(
         self, data: BatchedDataDict[GenerationDatumSpec], greedy: bool = False
     ) -> AsyncGenerator[tuple[int, BatchedDataDict[GenerationOutputSpec]], None]:
-        """Continue a batch of one; yields `(index, output)`."""
-        raise NotImplementedError(f"{type(self).__name__} cannot generate for asynchronous rollouts")
+        """Generate for a batch of one prompt; yields `(index, output)`."""
+        raise NotImplementedError(f"{type(self).__name__} does not support asynchronous rollouts")
 
     def prepare_refit_info(self, state_dict_info: dict[str, Any]) -> None:
-        raise NotImplementedError(f"{type(self).__name__} cannot be refitted")
+        raise NotImplementedError(f"{type(self).__name__} does not support refitting")
 
     def update_weights_via_ipc_zmq(self) -> list[Any]:
-        raise NotImplementedError(f"{type(self).__name__} takes no weights over IPC")
+        raise NotImplementedError(f"{type(self).__name__} does not receive weights over IPC")
 
     def update_weights_from_collective(self) -> list[Any]:
-        raise NotImplementedError(f"{type(self).__name__} takes no weights from a collective")
+        raise NotImplementedError(f"{type(self).__name__} does not receive weights from a collective")
 
     def invalidate_kv_cache(self) -> bool:
-        """Whether something was cached, and no longer is."""
+        """Drop cached keys and values; returns whether there were any."""
         return False
 
     def get_logger_metrics(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a decoder keeps the keys and values of its sequences: the interface, and the choice by the probe."""
+"""Storage for the keys and values of a decoder's sequences. A probe chooses the implementation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class KeyValueStore(Protocol):
     def forward(
         self, model: PreTrainedModel, slots: list[int], starts: list[int], chunks: list[list[int]]
     ) -> torch.Tensor:
-        """Continue slots, from these lengths on, with new tokens; logits `[B, V]` after each last one."""
+        """Append `chunks` to slots that hold `starts` tokens; logits `[B, V]` after the last of each."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of a slot to another."""
+        """Copy the first `length` tokens of a slot to another."""
 
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """Exchange two slots, of which so many tokens matter."""
+        """Exchange the first tokens of two slots, as many as the lengths say."""
 
     def clear(self) -> None:
         """Free the memory."""
@@ -46,7 +46,7 @@ def new_store(slots: int, max_model_len: int) -> KeyValueStore:
 class _Sequence:
     tokens: list[int] = field(default_factory=list)
     cache: transformers.DynamicCache | None = None
-    """None: nothing is computed, or a pass failed and its layers may differ in length."""
+    """None if nothing is computed, or if a pass failed: its layers may then differ in length."""
 
     def crop(self, length: int) -> None:
         """Keep the first tokens only."""

@@ -48,7 +48,7 @@ class SlotDecoder:
         self._departures = 0
 
     def held(self, prompt: Sequence[int]) -> int:
-        """How many of its first tokens are stored. Join the prompt with most first, or its slot may go."""
+        """How many of its first tokens are stored. Join the prompt with most first: slots may be reused."""
         return max((self._shared(slot, prompt) for slot in range(len(self._slots))), default=0)
 
     def join(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -63,7 +63,7 @@ class SlotDecoder:
                 self._copy_beginning(row, tokens)
 
     def step(self, tokens_N: Sequence[int]) -> torch.Tensor:
-        """Each row is given its next token; logits `[N, V]` for the one after it."""
+        """Give each row its next token; returns logits `[N, V]` for the token after it."""
         return self._forward(list(range(self.rows)), [[token] for token in tokens_N])
 
     def leave(self, row: int) -> None:
@@ -93,8 +93,8 @@ class SlotDecoder:
     def _claim(self, tokens: list[int]) -> int:
         """The next row, holding the longest beginning of `tokens` that is stored.
 
-        An idle sequence that `tokens` continue is taken over. Else the one that left first makes way, and
-        the beginning is copied: its owner may come back for the rest.
+        An idle slot is reused if all its tokens begin `tokens`. Otherwise the slot that became idle first is
+        overwritten, and the beginning is copied to it: a later prompt may continue the other slot.
         """
         row = self.rows
         if len(self._slots) < self.max_rows:
@@ -111,7 +111,7 @@ class SlotDecoder:
         return row
 
     def _source(self, tokens: Sequence[int]) -> int:
-        """The slot that holds most of their beginning."""
+        """The slot that holds the longest beginning of `tokens`."""
         return max(range(len(self._slots)), key=lambda slot: self._shared(slot, tokens))
 
     def _shared(self, slot: int, tokens: Sequence[int]) -> int:
@@ -136,7 +136,7 @@ class SlotDecoder:
         self._slots[first], self._slots[second] = other, one
 
     def _leaders(self, remaining: Mapping[int, list[int]]) -> list[int]:
-        """Rows to compute first: each other one shares with one of them over half of what it misses."""
+        """Rows to compute first: every other row shares over half of what it misses with one of them."""
         leaders: list[int] = []
         for row, tokens in remaining.items():
             needed = len(tokens) - self._missing(row, tokens) // 2
@@ -145,7 +145,7 @@ class SlotDecoder:
         return leaders
 
     def _compute(self, remaining: Mapping[int, list[int]]) -> None:
-        """Fill these rows; together where they miss about as much, so that little of a pass is padding."""
+        """Compute these rows; rows that miss about as much share a pass, so that little of it is padding."""
         while rows := [row for row, tokens in remaining.items() if self._missing(row, tokens)]:
             missing = {row: min(self._missing(row, remaining[row]), _PASS_TOKENS) for row in rows}
             rows.sort(key=lambda row: -missing[row])
@@ -157,7 +157,7 @@ class SlotDecoder:
             self.computed_prompt_tokens += sum(map(len, chunks))
 
     def _forward(self, rows: list[int], chunks: list[list[int]]) -> torch.Tensor:
-        """One pass over new tokens of these rows; logits `[B, V]` behind each last one."""
+        """One pass over new tokens of these rows; logits `[B, V]` after the last of each."""
         starts = [len(self._slots[row].tokens) for row in rows]
         logits_B_V = self._store.forward(self.model, rows, starts, chunks)
         for row, chunk in zip(rows, chunks, strict=True):
@@ -166,11 +166,11 @@ class SlotDecoder:
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin alike with."""
+    """The length of the common prefix of two sequences."""
     same, differs = 0, min(len(first), len(second)) + 1
     while differs - same > 1:
         middle = (same + differs) // 2
-        # What lies before `same` is known to be equal.
+        # The tokens before `same` are known to be equal.
         if first[same:middle] == second[same:middle]:
             same = middle
         else:

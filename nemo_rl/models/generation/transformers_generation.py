@@ -73,7 +73,7 @@ class TransformersGeneration(GenerationInterface):
         self._seeds = random.Random(seed)
         decoder = SlotDecoder(model, max_rows=max_batch_size, max_model_len=max_model_len)
         self._loop = BatchingLoop(decoder)
-        # Also at the interpreter's exit; the loop and its thread know nothing of this object, so it can go.
+        # Also runs at interpreter exit. The loop's thread holds no reference to this object.
         self._close = weakref.finalize(self, self._loop.close)
 
     async def generate_async(
@@ -120,7 +120,7 @@ class TransformersGeneration(GenerationInterface):
         return []
 
     def prepare_for_generation(self, *args: Any, **kwargs: Any) -> bool:
-        """Nothing to do: memory is taken as it is needed."""
+        """Nothing to do: memory is allocated as needed."""
         return True
 
     def finish_generation(self, *args: Any, **kwargs: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file as float32, each in memory of its own.
+"""The tensors of a GGUF file as float32 arrays, each a copy.
 
-The kinds that the model in the box has are decoded here, in a tenth of the time that the package gguf takes;
-it decodes all others. With numpy: torch's threads spin when something else wants the cores.
+The tensor types of the included model are decoded here, ten times as fast as by the package gguf, which
+decodes all others. numpy is used because torch's threads busy-wait when other processes need the cores.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Bytes = npt.NDArray[np.uint8]
 Weights = npt.NDArray[np.float32]
 
 F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
-"""ggml's numbers for how weights are written."""
+"""ggml's numbers of tensor types."""
 
 
 def tensor_reader(file: GgufFile) -> Callable[[TensorPlace], Weights]:
-    """Reads a file's tensors."""
+    """A function that reads tensors of this file."""
     data: Bytes = np.memmap(file.path, dtype=np.uint8, mode="r")
 
     def read(place: TensorPlace) -> Weights:
         end = place.offset + _bytes(file, place)
         if end > data.size:
-            raise ConfigError(f"{file.path}: ends within the tensor {place.name}; fetch the file again")
+            raise ConfigError(f"{file.path}: the file ends within tensor {place.name}; fetch it again")
         return _decoded(data[place.offset : end], place).reshape(place.shape)
 
     return read
@@ -48,7 +48,7 @@ def _bytes(file: GgufFile, place: TensorPlace) -> int:
         weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(place.kind)]
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"{file.path}: {place.name} is of ggml's kind {place.kind}, which the package gguf cannot decode"
+            f"{file.path}: tensor {place.name} has ggml type {place.kind}, which is not supported"
         ) from error
     return prod(place.shape) // weights * size
 
@@ -68,17 +68,17 @@ def _decoded(data: Bytes, place: TensorPlace) -> Weights:
 
 
 def _q4_1(blocks: Bytes) -> Weights:
-    """32 weights in 20 bytes: scale, least, and four bits each, those of the second half above the others."""
-    scale, least = blocks[:, :4].copy().view(np.float16).astype(np.float32).T[:, :, np.newaxis]
+    """32 weights in 20 bytes: scale, minimum, and 4 bits per weight; the high bits hold the second half."""
+    scale, minimum = blocks[:, :4].copy().view(np.float16).astype(np.float32).T[:, :, np.newaxis]
     bits, weights = blocks[:, 4:], np.empty((len(blocks), 32), np.float32)
     weights[:, :16], weights[:, 16:] = bits & 15, bits >> 4
     weights *= scale
-    weights += least
+    weights += minimum
     return weights
 
 
 def _q8_0(blocks: Bytes) -> Weights:
-    """32 weights in 34 bytes: their scale, and a byte each."""
+    """32 weights in 34 bytes: scale, and one byte per weight."""
     weights = blocks[:, 2:].view(np.int8).astype(np.float32)
     weights *= blocks[:, :2].copy().view(np.float16).astype(np.float32)
     return weights

@@ -1,10 +1,10 @@
-"""A policy's weights as a GGUF file that llama.cpp serves with the same tokens.
+"""Export of a policy's weights to a GGUF file that llama.cpp serves with the same tokens.
 
-Matrices are written as F16 and the few vectors as F32, which changes log-probabilities by some 0.002. All
-else is copied, byte for byte, from the file that the policy came from.
+Matrices are written as F16 and vectors as F32, which changes log-probabilities by about 0.002. Everything
+else is copied byte for byte from the file that the policy was loaded from.
 
-Invariant: the output is whole or is not there. It is a new file each time, so an engine that has an older
-one of the same name open goes on reading that.
+Invariant: the output is complete or does not exist. Each export is a new file: an engine that has an older
+one of the same name open continues to read that one.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ def export_gguf(policy: Policy, output: Path) -> None:
 
 
 def _weights(policy: Policy, file: GgufFile) -> dict[str, Weights]:
-    """By the names in the file, which has a place for each."""
+    """The policy's weights by their names in the file; both must have the same tensors."""
     own = {name: weight.detach().float().cpu().numpy() for name, weight in policy.model.named_parameters()}
     places = {torch_name(file, place.name): place for place in file.tensors}
-    if strange := own.keys() ^ places.keys():
+    if unmatched := own.keys() ^ places.keys():
         raise ConfigError(
-            f"the policy cannot be exported: {min(strange)} is not both in it and in {file.path}, where it "
-            "came from; merge adapters into the model first"
+            f"the policy cannot be exported: {min(unmatched)} is not in both the model and {file.path}, "
+            "which it was loaded from; merge adapters into the model first"
         )
     for name, place in places.items():
         if own[name].shape != place.shape:
             raise ConfigError(
-                f"the policy cannot be exported: {name} is {own[name].shape} in it and {place.shape} in "
-                f"{file.path}, which it came from"
+                f"the policy cannot be exported: {name} has the shape {own[name].shape} in the model and "
+                f"{place.shape} in {file.path}, which it was loaded from"
             )
     return {place.name: own[name] for name, place in places.items()}
 
 
 def _head(file: GgufFile) -> bytes:
-    """All that stands before the tensors' data."""
+    """Everything before the data of the tensors."""
     places, offset = [], 0
     for place in file.tensors:
         shape = place.shape[::-1]
@@ -82,9 +82,9 @@ def _head(file: GgufFile) -> bytes:
 
 
 def _write(opened: BinaryIO, file: GgufFile, place: TensorPlace, weight: Weights) -> None:
-    if not (weight.min() >= -_LARGEST_F16 and weight.max() <= _LARGEST_F16):  # also where one is no number
+    if not (weight.min() >= -_LARGEST_F16 and weight.max() <= _LARGEST_F16):  # also rejects NaN
         raise ValueError(
-            f"the policy cannot be exported: {place.name} holds numbers that are none or too large for F16"
+            f"the policy cannot be exported: {place.name} has values that are NaN or too large for F16"
         )
     written = np.ascontiguousarray(weight, np.float32 if _kind(place) == F32 else np.float16)
     opened.write(written.data)
@@ -93,7 +93,7 @@ def _write(opened: BinaryIO, file: GgufFile, place: TensorPlace, weight: Weights
 
 
 def _kind(place: TensorPlace) -> int:
-    """llama.cpp wants vectors in full."""
+    """The type to write; llama.cpp requires vectors as F32."""
     return F32 if len(place.shape) == 1 else F16
 
 

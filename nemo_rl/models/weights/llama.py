@@ -1,6 +1,6 @@
-"""Llama in two tongues: names, shapes and the rotary layout of transformers and of GGUF.
+"""Conversion of Llama models between transformers and GGUF: names, shapes, rotary layout.
 
-Invariant: `to_gguf` undoes `from_gguf`, tensor by tensor.
+Invariant: `to_gguf` is the inverse of `from_gguf`, for each tensor.
 """
 
 from __future__ import annotations
@@ -38,27 +38,29 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 
 
 def config_of(file: GgufFile) -> transformers.LlamaConfig:
-    """The model that a file holds; an error where it is none that this project trains."""
+    """The configuration of the model in a file. Raises ConfigError if it cannot be trained here."""
     metadata = file.metadata
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise ConfigError(
-            f"{file.path}: holds a model of the architecture {architecture!r}; only llama can be trained here"
+            f"{file.path}: the architecture is {architecture!r}; only llama can be trained here"
         )
     if metadata.get("llama.rope.scaling.type", "none") != "none":
-        raise ConfigError(f"{file.path}: scales its rotary positions, which is not read; use another model")
+        raise ConfigError(
+            f"{file.path}: the model scales its rotary positions, which is not supported; use another model"
+        )
     names = {place.name for place in file.tensors}
-    heads = _needed(file, "attention.head_count")
+    heads = _required(file, "attention.head_count")
     return transformers.LlamaConfig(
         vocab_size=next(place.shape[0] for place in file.tensors if place.name == EMBEDDING),
-        hidden_size=_needed(file, "embedding_length"),
-        intermediate_size=_needed(file, "feed_forward_length"),
-        num_hidden_layers=_needed(file, "block_count"),
+        hidden_size=_required(file, "embedding_length"),
+        intermediate_size=_required(file, "feed_forward_length"),
+        num_hidden_layers=_required(file, "block_count"),
         num_attention_heads=heads,
         num_key_value_heads=metadata.get("llama.attention.head_count_kv", heads),
-        head_dim=_needed(file, "embedding_length") // heads,
-        max_position_embeddings=_needed(file, "context_length"),
-        rms_norm_eps=_needed(file, "attention.layer_norm_rms_epsilon"),
+        head_dim=_required(file, "embedding_length") // heads,
+        max_position_embeddings=_required(file, "context_length"),
+        rms_norm_eps=_required(file, "attention.layer_norm_rms_epsilon"),
         rope_parameters={
             "rope_type": "default",
             "rope_theta": metadata.get("llama.rope.freq_base", 10000.0),
@@ -70,25 +72,25 @@ def config_of(file: GgufFile) -> transformers.LlamaConfig:
     )
 
 
-def _needed(file: GgufFile, key: str) -> Any:
+def _required(file: GgufFile, key: str) -> Any:
     value = file.metadata.get(f"llama.{key}")
     if value is None:
-        raise ConfigError(f"{file.path}: does not say llama.{key}; convert the model anew")
+        raise ConfigError(f"{file.path}: the metadata has no llama.{key}; convert the model again")
     return value
 
 
 def torch_name(file: GgufFile, name: str) -> str:
-    """What transformers calls a tensor of a file."""
+    """The name in transformers of a tensor of the file."""
     if (block := _BLOCK.fullmatch(name)) and block[2] in _NAMES:
         return f"model.layers.{block[1]}.{_NAMES[block[2]]}.weight"
     part = name.removesuffix(".weight")
     if part == name or part not in _NAMES:
-        raise ConfigError(f"{file.path}: holds the tensor {name}, which a plain Llama has no place for")
+        raise ConfigError(f"{file.path}: the tensor {name} is not part of a plain Llama; use another model")
     return f"{_NAMES[part]}.weight"
 
 
 def from_gguf(name: str, weight: Weights, config: transformers.PreTrainedConfig) -> Weights:
-    """A tensor as transformers has it."""
+    """Convert a tensor to the layout of transformers."""
     heads = _rotated_heads(name, config)
     if heads is None:
         return weight
@@ -96,7 +98,7 @@ def from_gguf(name: str, weight: Weights, config: transformers.PreTrainedConfig)
 
 
 def to_gguf(name: str, weight: Weights, config: transformers.PreTrainedConfig) -> Weights:
-    """A tensor as GGUF has it."""
+    """Convert a tensor to the layout of GGUF."""
     heads = _rotated_heads(name, config)
     if heads is None:
         return weight
@@ -104,7 +106,10 @@ def to_gguf(name: str, weight: Weights, config: transformers.PreTrainedConfig) -
 
 
 def _rotated_heads(name: str, config: transformers.PreTrainedConfig) -> int | None:
-    """The heads of a tensor whose rows are turned in pairs: halves apart here, neighbours in GGUF."""
+    """The number of heads if rows are rotated in pairs; None for other tensors.
+
+    The rows of a pair are half a head apart in transformers and adjacent in GGUF.
+    """
     heads: int | None = None
     if name.endswith("attn_q.weight"):
         heads = config.num_attention_heads

@@ -1,7 +1,7 @@
-"""A policy in torch, from a GGUF file.
+"""Loads a policy in torch from a GGUF file.
 
-transformers can load such a model too, but takes ten times as long, wants another package for it, and leaves
-marks of its quantisation that get in the way of saving and training.
+transformers can load such a model too, but it takes ten times as long, needs another package, and sets
+attributes for quantisation that prevent saving and training.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ else:
 
 @dataclass
 class Policy:
-    """A model that can be trained, and its tokenizer."""
+    """A trainable model and its tokenizer."""
 
     model: transformers.PreTrainedModel
     """float32, in eval mode."""
     tokenizer: transformers.PreTrainedTokenizerFast
     source: Path
-    """The GGUF file that it came from; whatever is exported takes its tokenizer and metadata from there."""
+    """The GGUF file it was loaded from. An export copies the tokenizer and metadata of this file."""
 
 
 def load_policy(path: Path | None = None) -> Policy:
-    """The policy in a GGUF file of a Llama; None: the model in the box."""
+    """Load the policy from a GGUF file of a Llama model; None: the included model."""
     source = find_weights(None if path is None else str(path))
     try:
         file = read_gguf_file(source)
@@ -64,10 +64,10 @@ def _tokenizer(file: GgufFile) -> transformers.PreTrainedTokenizerFast:
     load: Any = transformers.PreTrainedTokenizerFast.from_pretrained
     tokenizer: transformers.PreTrainedTokenizerFast = load(file.path.parent, gguf_file=file.path.name)
     if file.metadata.get("tokenizer.ggml.pre") == "smollm":
-        # transformers does not know that digits stand alone: it makes other tokens of two spaces and a 7.
+        # transformers does not split digits here: it would tokenise two spaces and a 7 differently.
         steps = tokenizers.pre_tokenizers
-        apart = [steps.Digits(individual_digits=True), steps.ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = steps.Sequence(apart)
+        split = [steps.Digits(individual_digits=True), steps.ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = steps.Sequence(split)
     return tokenizer
 
 

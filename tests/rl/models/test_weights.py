@@ -21,7 +21,7 @@ TEXT = torch.arange(3, 40).unsqueeze(0)
 
 
 @pytest.fixture(scope="module")
-def boxed() -> Policy:
+def included() -> Policy:
     return load_policy()
 
 
@@ -41,7 +41,7 @@ def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def read_by_transformers(file: Path) -> LlamaForCausalLM:
-    """Its own reading, up to the loading itself, for which it wants another package."""
+    """The model as transformers reads it, without its loading step, which needs another package."""
     config = load_gguf_checkpoint(str(file))["config"]
     model = LlamaForCausalLM(LlamaConfig(**config)).eval()
     tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
@@ -52,7 +52,9 @@ def read_by_transformers(file: Path) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q4_1, Kind.Q8_0, Kind.Q4_0])
-def test_model_is_the_one_that_transformers_reads(tmp_path: Path, kind: Kind, is_tied: bool) -> None:
+def test_loaded_model_equals_the_one_that_transformers_reads(
+    tmp_path: Path, kind: Kind, is_tied: bool
+) -> None:
     file = write_tiny_gguf(tmp_path / "tiny.gguf", kind=kind, is_tied=is_tied)
     torch.testing.assert_close(
         logits(load_policy(file).model), logits(read_by_transformers(file)), atol=1e-5, rtol=0
@@ -82,7 +84,7 @@ def test_tokenizer_keeps_digits_and_markup_apart_and_has_the_chat_template(tiny:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_what_was_exported_is_loaded_as_it_was_up_to_the_rounding(tmp_path: Path, is_tied: bool) -> None:
+def test_exported_weights_load_unchanged_except_for_rounding_to_f16(tmp_path: Path, is_tied: bool) -> None:
     policy = load_policy(write_tiny_gguf(tmp_path / "tiny.gguf", kind=Kind.Q4_1, is_tied=is_tied))
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -98,7 +100,7 @@ def test_what_was_exported_is_loaded_as_it_was_up_to_the_rounding(tmp_path: Path
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["exported.gguf"]
 
 
-def test_export_is_a_file_as_the_format_wants_it(tiny: Policy, tmp_path: Path) -> None:
+def test_export_follows_the_gguf_format(tiny: Policy, tmp_path: Path) -> None:
     export_gguf(tiny, tmp_path / "exported.gguf")
     reader: Any = gguf.GGUFReader(tmp_path / "exported.gguf")
     assert reader.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_F16
@@ -119,43 +121,43 @@ def test_policy_that_diverged_is_not_exported_and_the_last_export_stays(tiny: Po
     for number in (float("nan"), 1e6):
         with torch.no_grad():
             weights_of(tiny)["model.layers.0.mlp.up_proj.weight"][3, 5] = number
-        with pytest.raises(ValueError, match=r"blk\.0\.ffn_up\.weight holds numbers"):
+        with pytest.raises(ValueError, match=r"blk\.0\.ffn_up\.weight has values"):
             export_gguf(tiny, output)
     assert output.read_bytes() == content
     assert len(list(output.parent.iterdir())) == 1
 
 
-def test_model_that_is_no_longer_the_one_of_its_file_is_not_exported(tiny: Policy, tmp_path: Path) -> None:
+def test_model_whose_tensors_differ_from_its_file_is_not_exported(tiny: Policy, tmp_path: Path) -> None:
     model: Any = tiny.model
     model.model.norm.bias = torch.nn.Parameter(torch.zeros(64))
-    with pytest.raises(ConfigError, match=r"model\.norm\.bias is not both in it"):
+    with pytest.raises(ConfigError, match=r"model\.norm\.bias is not in both"):
         export_gguf(tiny, tmp_path / "exported.gguf")
     del model.model.norm.bias
     model.resize_token_embeddings(300, mean_resizing=False)
-    with pytest.raises(ConfigError, match=r"embed_tokens\.weight is \(300, 64\)"):
+    with pytest.raises(ConfigError, match=r"embed_tokens\.weight has the shape \(300, 64\)"):
         export_gguf(tiny, tmp_path / "exported.gguf")
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("options", "problem"),
     [
-        ({"architecture": "qwen2"}, "architecture 'qwen2'"),
+        ({"architecture": "qwen2"}, "architecture is 'qwen2'"),
         ({"more_tensors": {"rope_freqs.weight": (8,)}}, "tensor rope_freqs.weight"),
         ({"more_metadata": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary positions"),
     ],
 )
-def test_model_that_cannot_be_trained_here_is_refused(
-    tmp_path: Path, told: dict[str, Any], problem: str
+def test_model_that_cannot_be_trained_is_rejected(
+    tmp_path: Path, options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"other\.gguf: .*{problem}"):
-        load_policy(write_tiny_gguf(tmp_path / "other.gguf", **told))
+        load_policy(write_tiny_gguf(tmp_path / "other.gguf", **options))
 
 
-def test_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path) -> None:
     file = write_tiny_gguf(tmp_path / "cut.gguf")
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
-    with pytest.raises(ConfigError, match=r"cut\.gguf: ends within the tensor output_norm"):
+    with pytest.raises(ConfigError, match=r"cut\.gguf: the file ends within tensor output_norm"):
         load_policy(file)
     file.write_bytes(whole[:1000])
     with pytest.raises(ConfigError, match=r"cut\.gguf: cannot be read as a GGUF file"):
@@ -172,35 +174,37 @@ QUESTIONS = ["Tell me a story about a fox.", "Explain how rain forms.", "Count t
 
 
 def test_engine_serves_an_export_with_the_same_tokens_and_log_probabilities(
-    boxed: Policy, tmp_path: Path
+    included: Policy, tmp_path: Path
 ) -> None:
-    export_gguf(boxed, tmp_path / "exported.gguf")
+    export_gguf(included, tmp_path / "exported.gguf")
     other = write_tiny_gguf(tmp_path / "other.gguf")
 
-    async def served() -> list[Generation]:
+    async def serve_export() -> list[Generation]:
         engine = LocalEngine(EngineSettings(tmp_path / "exported.gguf", slots=3, context=256))
         await engine.start()
         try:
             for text in ODD_TEXTS:
                 body = {"content": text, "parse_special": True, "add_special": False}
-                assert (await engine.call("/tokenize", body))["tokens"] == encoded(boxed, text)
+                assert (await engine.call("/tokenize", body))["tokens"] == encoded(included, text)
             with pytest.raises(ConfigError, match=r"other\.gguf has 264 tokens.*same model"):
                 await engine.reload(other)
-            return await asyncio.gather(*(say(engine, boxed, question) for question in QUESTIONS))
+            return await asyncio.gather(
+                *(generate_reply(engine, included, question) for question in QUESTIONS)
+            )
         finally:
             await engine.stop(1.0)
 
     differences, agreements = [], []
-    for question, said in zip(QUESTIONS, asyncio.run(served()), strict=True):
-        prompt = asked(boxed, question)
+    for question, reply in zip(QUESTIONS, asyncio.run(serve_export()), strict=True):
+        prompt = prompt_of(included, question)
         with torch.no_grad():
-            model: Any = boxed.model
-            log_probs = model(torch.tensor([prompt + said.token_ids])).logits[0].log_softmax(-1)
-        for position, told in enumerate(said.token_info, len(prompt) - 1):
-            differences.append(abs(log_probs[position, told["id"]].item() - told["logprob"]))
+            model: Any = included.model
+            log_probs = model(torch.tensor([prompt + reply.token_ids])).logits[0].log_softmax(-1)
+        for position, info in enumerate(reply.token_info, len(prompt) - 1):
+            differences.append(abs(log_probs[position, info["id"]].item() - info["logprob"]))
             best = log_probs[position].topk(2)
             if best.values[0] - best.values[1] > 0.02:
-                agreements.append(best.indices[0].item() == told["top_logprobs"][0]["id"])
+                agreements.append(best.indices[0].item() == info["top_logprobs"][0]["id"])
     assert sum(differences) / len(differences) < 0.005
     assert len(agreements) > 60 and all(agreements)
 
@@ -210,17 +214,17 @@ def encoded(policy: Policy, text: str) -> list[int]:
     return ids
 
 
-def asked(policy: Policy, question: str) -> list[int]:
+def prompt_of(policy: Policy, question: str) -> list[int]:
     messages = [{"role": "user", "content": question}]
     text = policy.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return encoded(policy, str(text))
 
 
-async def say(engine: LocalEngine, policy: Policy, question: str) -> Generation:
+async def generate_reply(engine: LocalEngine, policy: Policy, question: str) -> Generation:
     plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "ignore_eos": True}
-    return await generate(engine, asked(policy, question), plain | {"n_predict": 32}, top_log_probs=1)
+    return await generate(engine, prompt_of(policy, question), plain | {"n_predict": 32}, top_log_probs=1)
 
 
-def test_model_in_the_box_is_the_default(boxed: Policy) -> None:
-    assert boxed.source == find_weights()
-    assert sum(parameter.numel() for parameter in boxed.model.parameters()) == 134_515_008
+def test_included_model_is_the_default(included: Policy) -> None:
+    assert included.source == find_weights()
+    assert sum(parameter.numel() for parameter in included.model.parameters()) == 134_515_008

@@ -1,4 +1,4 @@
-"""Requests from coroutines: together in one batch, cancelled, failed, held up, closed."""
+"""Requests from coroutines: batched together, cancelled, failed, paused, closed."""
 
 import asyncio
 import gc
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.torch
 
 WAIT_S = 30
 ANY_WORD = "w<.,=+:?012345"
-"""A character of these is in each word."""
+"""Each word contains one of these characters."""
 
 
 def endless_llama() -> PreTrainedModel:
-    """Never ends by itself: a generation is as long as its room."""
+    """A model without an end-of-sequence token: it generates as many tokens as allowed."""
     model = tiny_llama()
     model.generation_config.eos_token_id = None
     return model
@@ -47,7 +47,7 @@ def new_generation(
 
 @contextmanager
 def before_each_pass(model: PreTrainedModel, act: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """`act` sees the ids of each pass, in the generating thread."""
+    """Call `act` with the ids of each pass, in the generating thread."""
     hook = model.register_forward_pre_hook(lambda _, __, given: act(given["input_ids"]), with_kwargs=True)
     try:
         yield
@@ -56,7 +56,7 @@ def before_each_pass(model: PreTrainedModel, act: Callable[[torch.Tensor], None]
 
 
 class Gate:
-    """Holds the generating thread before a pass until it is opened."""
+    """Blocks the generating thread before a pass until the gate is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -75,7 +75,7 @@ def request(*prompt: int, seed: int = 0) -> Any:
 
 
 @pytest.mark.fast_path  # one pass per sequence otherwise
-def test_coroutines_progress_together_in_one_batch() -> None:
+def test_coroutines_run_together_in_one_batch() -> None:
     model = endless_llama()
     rows_of_passes: list[int] = []
     gate = Gate()
@@ -89,7 +89,7 @@ def test_coroutines_progress_together_in_one_batch() -> None:
             first = asyncio.create_task(last_output(generation, request(5)))
             await gate.wait_reached()
             others = [asyncio.create_task(last_output(generation, request(6, seed=i))) for i in range(7)]
-            await asyncio.sleep(0)  # all of them have asked
+            await asyncio.sleep(0)  # all of them submit
             gate.opened.set()
             await asyncio.gather(first, *others)
             assert generation.get_logger_metrics()["mean_batch_size"] > 7
@@ -98,7 +98,7 @@ def test_coroutines_progress_together_in_one_batch() -> None:
     assert rows_of_passes == [1, *[8] * 23, 7]
 
 
-def test_a_request_that_comes_late_joins_and_leaves_while_others_run() -> None:
+def test_a_late_request_joins_and_leaves_while_others_run() -> None:
     model = endless_llama()
     gate = Gate()
     passes: list[int] = []
@@ -126,7 +126,7 @@ def test_a_request_that_comes_late_joins_and_leaves_while_others_run() -> None:
 
 
 @pytest.mark.fast_path  # one pass per sequence otherwise
-def test_more_requests_than_rows_wait_their_turn() -> None:
+def test_requests_beyond_the_batch_size_wait() -> None:
     model = endless_llama()
     widest = 0
 
@@ -143,7 +143,7 @@ def test_more_requests_than_rows_wait_their_turn() -> None:
     assert [output["generation_lengths"].item() for output in outputs] == [24] * 10
 
 
-def test_a_cancelled_coroutine_takes_its_request_out_of_the_batch() -> None:
+def test_cancelling_a_coroutine_removes_its_request_from_the_batch() -> None:
     model = endless_llama()
     gate = Gate()
     rows_of_passes: list[int] = []
@@ -171,7 +171,7 @@ def test_a_cancelled_coroutine_takes_its_request_out_of_the_batch() -> None:
     assert sum(rows_of_passes) < 24 + 10
 
 
-def test_what_the_model_raises_fails_the_requests_in_flight_and_no_later_ones() -> None:
+def test_an_error_of_the_model_fails_the_requests_in_flight_but_no_later_ones() -> None:
     model = endless_llama()
     passes = 0
 
@@ -183,15 +183,15 @@ def test_what_the_model_raises_fails_the_requests_in_flight_and_no_later_ones() 
 
     async def run() -> Any:
         with new_generation(model) as generation, before_each_pass(model, fail_once):
-            asked = [last_output(generation, request(5, 6, seed=i)) for i in range(3)]
-            results = await asyncio.gather(*asked, return_exceptions=True)
+            coroutines = [last_output(generation, request(5, 6, seed=i)) for i in range(3)]
+            results = await asyncio.gather(*coroutines, return_exceptions=True)
             assert [str(result) for result in results] == ["no memory for this pass"] * 3
             return await last_output(generation, request(5, 6, seed=1))
 
     assert rescored_gap(model, asyncio.run(run())) < 1e-4
 
 
-def test_generate_raises_what_the_model_raises() -> None:
+def test_generate_raises_the_error_of_the_model() -> None:
     model = endless_llama()
 
     def fail(_: torch.Tensor) -> None:
@@ -203,7 +203,7 @@ def test_generate_raises_what_the_model_raises() -> None:
         assert generation.generate(batch_of([[5, 6], [7]])).size == 2
 
 
-def test_paused_waits_for_what_runs_and_holds_what_comes() -> None:
+def test_paused_waits_for_running_requests_and_delays_new_ones() -> None:
     model = endless_llama()
     gate = Gate()
 
@@ -246,7 +246,7 @@ def test_after_a_pause_nothing_computed_with_old_weights_is_used() -> None:
         assert rescored_gap(model, generation.generate(data)) < 1e-4
 
 
-def test_the_model_is_left_as_it_was_when_the_last_request_is_answered() -> None:
+def test_the_model_is_restored_before_the_last_request_returns() -> None:
     model = endless_llama().train()
     model.model.layers[0].eval()
     modes = [module.training for module in model.modules()]
@@ -264,13 +264,15 @@ def test_the_model_is_left_as_it_was_when_the_last_request_is_answered() -> None
     model(torch.tensor([[5, 6]])).logits.sum().backward()
 
 
-def test_two_backends_of_one_model_take_turns_and_leave_it_as_it_was() -> None:
+def test_two_backends_of_one_model_take_turns_and_restore_it() -> None:
     model = endless_llama().train()
 
     async def run() -> list[Any]:
         with new_generation(model) as one, new_generation(model) as other:
-            asked = [last_output(backend, request(5, n)) for n in range(4, 9) for backend in (one, other)]
-            return await asyncio.gather(*asked)
+            coroutines = [
+                last_output(backend, request(5, n)) for n in range(4, 9) for backend in (one, other)
+            ]
+            return await asyncio.gather(*coroutines)
 
     outputs = asyncio.run(run())
     assert all(module.training for module in model.modules())
@@ -279,7 +281,7 @@ def test_two_backends_of_one_model_take_turns_and_leave_it_as_it_was() -> None:
     assert all(rescored_gap(model, output) < 1e-4 for output in outputs)
 
 
-def test_closing_fails_what_has_not_finished_and_refuses_what_comes() -> None:
+def test_close_fails_unfinished_requests_and_rejects_new_ones() -> None:
     model = endless_llama()
     gate = Gate()
 
@@ -301,7 +303,7 @@ def test_closing_fails_what_has_not_finished_and_refuses_what_comes() -> None:
     asyncio.run(run())
 
 
-def test_a_backend_that_nobody_has_any_more_ends_its_thread() -> None:
+def test_a_garbage_collected_backend_ends_its_thread() -> None:
     model = endless_llama()
     generation = new_generation(model, max_new_tokens=1)
     generation.generate(request(5))
@@ -314,7 +316,7 @@ def test_a_backend_that_nobody_has_any_more_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
-LEAVING = """
+EXITING = """
 import asyncio
 from tests.support.generations import batch_of, generation_config, last_output
 from tests.support.tiny_models import tiny_llama, tiny_tokenizer
@@ -328,15 +330,15 @@ async def run():
     tasks = [asyncio.create_task(last_output(generation, batch_of([[5, n]]))) for n in range(4, 20)]
     while not generation.get_logger_metrics()["generated_tokens"]:
         await asyncio.sleep(0.01)
-    print("leaves", flush=True)
+    print("exiting", flush=True)
     raise SystemExit(3)
 
 asyncio.run(run())
 """
 
 
-def test_the_interpreter_can_leave_while_requests_run() -> None:
-    left = subprocess.run(
-        [sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+def test_the_interpreter_can_exit_while_requests_run() -> None:
+    exited = subprocess.run(
+        [sys.executable, "-c", EXITING], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
-    assert (left.returncode, left.stdout) == (3, "leaves\n"), left.stderr
+    assert (exited.returncode, exited.stdout) == (3, "exiting\n"), exited.stderr

@@ -1,4 +1,4 @@
-"""What a backend has to have, and what it has without doing anything."""
+"""Methods that a backend must define, and the defaults of the others."""
 
 import typing
 from typing import Any
@@ -16,8 +16,8 @@ from nemo_rl.models.generation.interfaces import (
 pytestmark = pytest.mark.torch
 
 
-class Least(GenerationInterface):
-    """What must be there and no more."""
+class MinimalBackend(GenerationInterface):
+    """Defines the abstract methods only."""
 
     def init_collective(self, ip: str, port: int, world_size: int, **kwargs: Any) -> list[Any]:
         return []
@@ -32,7 +32,7 @@ class Least(GenerationInterface):
         return True
 
 
-def test_four_methods_are_a_backends_own() -> None:
+def test_a_backend_must_define_four_methods() -> None:
     required = {"init_collective", "generate", "prepare_for_generation", "finish_generation"}
     assert GenerationInterface.__abstractmethods__ == required
 
@@ -46,14 +46,16 @@ def test_four_methods_are_a_backends_own() -> None:
         ("generate_async", ({},)),
     ],
 )
-def test_what_a_backend_cannot_do_it_says(hook: str, arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(NotImplementedError, match="Least"):
-        getattr(Least(), hook)(*arguments)
+def test_unsupported_methods_raise_an_error_that_names_the_backend(
+    hook: str, arguments: tuple[Any, ...]
+) -> None:
+    with pytest.raises(NotImplementedError, match="MinimalBackend"):
+        getattr(MinimalBackend(), hook)(*arguments)
 
 
-def test_a_backend_caches_nothing_and_measures_nothing_unless_it_says_so() -> None:
-    assert Least().invalidate_kv_cache() is False
-    assert Least().get_logger_metrics() == {}
+def test_by_default_a_backend_has_no_cache_and_no_metrics() -> None:
+    assert MinimalBackend().invalidate_kv_cache() is False
+    assert MinimalBackend().get_logger_metrics() == {}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_backend_caches_nothing_and_measures_nothing_unless_it_says_so() -> No
         ),
     ],
 )
-def test_keys_are_the_published_ones_and_their_types_can_be_asked_for(
+def test_keys_are_the_published_ones_and_their_type_hints_resolve(
     spec: Any, required: str, optional: str
 ) -> None:
     assert spec.__required_keys__ == set(required.split())

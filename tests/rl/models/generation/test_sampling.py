@@ -32,8 +32,8 @@ def probabilities(logits: list[float], temperature: float = 1.0) -> list[float]:
 def test_top_k_keeps_the_k_likeliest(logits: list[float], k: int) -> None:
     kept = kept_ids(logits, Sampling(top_k=k))
     assert len(kept) == min(k, len(logits))
-    left_out = [logit for token, logit in enumerate(logits) if token not in kept]
-    assert max(left_out, default=-math.inf) <= min(logits[token] for token in kept)
+    dropped = [logit for token, logit in enumerate(logits) if token not in kept]
+    assert max(dropped, default=-math.inf) <= min(logits[token] for token in kept)
 
 
 @given(LOGITS, st.floats(0.01, 0.999), TEMPERATURES)
@@ -45,11 +45,11 @@ def test_top_p_keeps_the_smallest_set_of_likeliest_tokens_with_that_mass(
     mass = sum(probs[token] for token in kept)
     assert mass >= top_p - 1e-5
     assert mass - min(probs[token] for token in kept) <= top_p + 1e-5
-    left_out = [prob for token, prob in enumerate(probs) if token not in kept]
-    assert max(left_out, default=0.0) <= min(probs[token] for token in kept) + 1e-6
+    dropped = [prob for token, prob in enumerate(probs) if token not in kept]
+    assert max(dropped, default=0.0) <= min(probs[token] for token in kept) + 1e-6
 
 
-def test_top_p_looks_beyond_the_first_candidates_where_they_lack_mass() -> None:
+def test_top_p_considers_more_tokens_if_the_first_candidates_have_too_little_mass() -> None:
     logits = torch.linspace(1, 0, 5000)
     values, ids = likeliest(torch.stack([logits, logits * 100]), Sampling(top_p=0.9))
     kept = (values > -math.inf).sum(-1).tolist()
@@ -65,7 +65,7 @@ def test_logprob_is_that_of_the_distribution_drawn_from(
 ) -> None:
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
     token, logprob = draw_one(logits, sampling, uniform)
-    filtered = sampling.kept is not None or top_p < 1
+    filtered = sampling.top_k_limit is not None or top_p < 1
     kept = kept_ids(logits, sampling) if filtered else set(range(len(logits)))
     assert token in kept
     probs = probabilities(logits, temperature)
@@ -92,7 +92,9 @@ def test_temperature_0_takes_the_likeliest_token_with_its_logprob_at_temperature
 
 
 @given(LOGITS, TEMPERATURES)
-def test_every_token_is_drawn_by_its_share_of_uniforms(logits: list[float], temperature: float) -> None:
+def test_each_token_is_drawn_as_often_as_its_probability_says(
+    logits: list[float], temperature: float
+) -> None:
     steps = 400
     uniforms = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
     drawn = draw(torch.tensor([logits] * steps), Sampling(temperature=temperature), uniforms)
@@ -102,7 +104,7 @@ def test_every_token_is_drawn_by_its_share_of_uniforms(logits: list[float], temp
 
 
 @given(st.lists(LOGITS.filter(lambda row: len(row) >= 4), min_size=2, max_size=5), UNIFORMS)
-def test_neighbours_do_not_change_a_draw(rows: list[list[float]], uniform: float) -> None:
+def test_other_rows_do_not_change_a_draw(rows: list[list[float]], uniform: float) -> None:
     width = min(map(len, rows))
     batch = torch.tensor([row[:width] for row in rows])
     uniforms = torch.full((len(rows),), uniform, dtype=torch.float64)
@@ -112,7 +114,7 @@ def test_neighbours_do_not_change_a_draw(rows: list[list[float]], uniform: float
         assert together.tokens_N == [drawn.tokens_N[0] for drawn in alone]
 
 
-def test_a_uniform_next_to_1_draws_a_token_that_has_a_probability() -> None:
+def test_a_uniform_just_below_1_draws_a_token_with_a_probability_above_0() -> None:
     logits = [0.0] * 7 + [-math.inf] * 3
     for total in (3, 5, 7):
         token, logprob = draw_one(logits[7 - total :], Sampling(), math.nextafter(1, 0))
@@ -122,8 +124,8 @@ def test_a_uniform_next_to_1_draws_a_token_that_has_a_probability() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0), Sampling(top_k=2), Sampling(top_p=0.5)])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_logits_that_are_no_distribution_are_refused(sampling: Sampling, broken: float) -> None:
-    with pytest.raises(RuntimeError, match="no distribution"):
+def test_logits_that_are_nan_or_infinite_are_rejected(sampling: Sampling, broken: float) -> None:
+    with pytest.raises(RuntimeError, match="NaN or infinite"):
         draw_one([0.0, broken, broken], sampling, 0.5)
 
 
@@ -135,14 +137,14 @@ def test_logits_that_are_no_distribution_are_refused(sampling: Sampling, broken:
         ({"top_p": 0}, "top_p must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
         ({"top_k": -2}, "top_k must be 1 or more"),
-        ({"logprobs_mode": "none"}, "logprobs_mode is processed or raw"),
+        ({"logprobs_mode": "none"}, "logprobs_mode must be 'processed' or 'raw'"),
     ],
 )
-def test_values_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_rejected(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampling(**changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("top_k", [None, 0, -1])
-def test_top_k_may_be_off(top_k: int | None) -> None:
-    assert Sampling(top_k=top_k).kept is None
+def test_top_k_can_be_disabled(top_k: int | None) -> None:
+    assert Sampling(top_k=top_k).top_k_limit is None

@@ -18,7 +18,7 @@ TOKENS = st.lists(st.integers(4, 6), max_size=12)
 
 
 class Rows:
-    """Sequences in a decoder, each checked after each step against a pass over the whole of it."""
+    """Sequences in a decoder. Each step is compared with a pass over each whole sequence."""
 
     def __init__(self, model: PreTrainedModel, max_rows: int = 4) -> None:
         self.model = model
@@ -47,7 +47,7 @@ class Rows:
 
 @settings(max_examples=15, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(["llama", "gpt2"]))
-def test_rows_that_come_and_go_get_the_logits_of_their_own_sequence(
+def test_rows_that_join_and_leave_get_the_logits_of_their_own_sequence(
     chance: random.Random, family: str
 ) -> None:
     model = LLAMA if family == "llama" else GPT2
@@ -55,7 +55,7 @@ def test_rows_that_come_and_go_get_the_logits_of_their_own_sequence(
     with generating(model):
         for _ in range(12):
             free = rows.decoder.max_rows - rows.decoder.rows
-            prompts = [begun_like(chance.choice(past), chance) for _ in range(chance.randint(0, free))]
+            prompts = [extend_prefix(chance.choice(past), chance) for _ in range(chance.randint(0, free))]
             past += prompts
             rows.join(*prompts)
             if rows.sequences:
@@ -66,8 +66,8 @@ def test_rows_that_come_and_go_get_the_logits_of_their_own_sequence(
                 rows.decoder.forget()
 
 
-def begun_like(earlier: list[int], chance: random.Random) -> list[int]:
-    """A prompt that begins as an earlier sequence does, as siblings and later turns do."""
+def extend_prefix(earlier: list[int], chance: random.Random) -> list[int]:
+    """A prompt that shares a prefix with an earlier sequence, as siblings and later turns do."""
     kept = earlier[: chance.choice([0, len(earlier) // 2, len(earlier)])][:60]
     return [*kept, *(chance.randint(4, 63) for _ in range(chance.randint(0 if kept else 1, 20)))]
 
@@ -79,12 +79,12 @@ def test_siblings_compute_their_prompt_once() -> None:
         rows.join(prompt, prompt, prompt)
         assert rows.decoder.computed_prompt_tokens == 39
         rows.step([10, 11, 12])
-        rows.join(prompt)  # one that comes later
+        rows.join(prompt)  # joins later
         assert rows.decoder.computed_prompt_tokens == 39
         rows.step([13, 14, 15, 16])
 
 
-def test_prompts_that_begin_alike_compute_the_beginning_once() -> None:
+def test_prompts_with_a_common_prefix_compute_the_prefix_once() -> None:
     rows = Rows(LLAMA)
     system = list(range(4, 44))
     with generating(LLAMA):
@@ -93,7 +93,7 @@ def test_prompts_that_begin_alike_compute_the_beginning_once() -> None:
         rows.step([10, 11, 12])
 
 
-def test_the_next_turn_computes_only_what_is_new_though_others_took_slots_meanwhile() -> None:
+def test_the_next_turn_computes_only_new_tokens_after_others_used_slots() -> None:
     rows = Rows(LLAMA)
     with generating(LLAMA):
         rows.join([5, 6, 7, 8, 9], [20, 21, 22, 23])
@@ -103,12 +103,12 @@ def test_the_next_turn_computes_only_what_is_new_though_others_took_slots_meanwh
         rows.join([40, 41, 42])
         computed = rows.decoder.computed_prompt_tokens
         rows.join([*second, 50, 51], [*first, 52, 53])
-        # Of each the last generated token and the first new one; the last is left to the step.
+        # For each, the last generated token and the first new one; the step computes the last.
         assert rows.decoder.computed_prompt_tokens == computed + 2 + 2
         rows.step([1, 1, 1])
 
 
-def test_after_forgetting_nothing_computed_before_is_used() -> None:
+def test_after_forget_nothing_computed_before_is_used() -> None:
     model = tiny_llama(seed=1)
     rows = Rows(model)
     with generating(model):
@@ -125,7 +125,7 @@ def test_after_forgetting_nothing_computed_before_is_used() -> None:
         rows.step([32, 33])
 
 
-def test_prompts_longer_than_a_pass_are_computed_in_several() -> None:
+def test_prompts_longer_than_a_pass_are_computed_in_several_passes() -> None:
     model = tiny_llama(max_positions=2048)
     decoder = SlotDecoder(model, max_rows=2, max_model_len=2048)
     prompts = [[4 + i % 50 for i in range(1300)], [4 + i % 7 for i in range(900)]]
@@ -137,7 +137,7 @@ def test_prompts_longer_than_a_pass_are_computed_in_several() -> None:
             torch.testing.assert_close(logits[row], expected, atol=1e-3, rtol=0)
 
 
-def test_a_pass_that_fails_leaves_rows_as_they_were() -> None:
+def test_a_failed_pass_leaves_rows_unchanged() -> None:
     rows = Rows(LLAMA)
 
     def fail(*_: object) -> None:
@@ -155,6 +155,8 @@ def test_a_pass_that_fails_leaves_rows_as_they_were() -> None:
 
 
 @given(TOKENS, TOKENS)
-def test_common_length_is_that_of_the_longest_common_beginning(first: list[int], second: list[int]) -> None:
+def test_common_length_is_the_length_of_the_longest_common_prefix(
+    first: list[int], second: list[int]
+) -> None:
     same = [one == other for one, other in zip(first, second, strict=False)]
     assert common_length(first, second) == (same.index(False) if False in same else len(same))

@@ -59,7 +59,7 @@ def test_logprobs_are_those_of_one_pass_over_whole_conversations(family: str) ->
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt_neox", "mixtral"])
-def test_models_of_other_families_are_run_as_they_are(family: str) -> None:
+def test_models_of_other_families_give_correct_logprobs(family: str) -> None:
     config = AutoConfig.for_model(
         family,
         vocab_size=64,
@@ -78,7 +78,7 @@ def test_models_of_other_families_are_run_as_they_are(family: str) -> None:
         assert rescored_gap(model, generation.generate(data)) < 1e-4
 
 
-def test_concurrent_coroutines_get_what_one_pass_over_each_sequence_gives() -> None:
+def test_concurrent_coroutines_get_the_logprobs_of_one_pass_over_each_sequence() -> None:
     prompts = [*random_prompts(6, longest=40), *[list(range(4, 40))] * 6]
 
     async def run() -> list[Any]:
@@ -117,7 +117,7 @@ def test_same_seed_and_prompt_give_the_same_tokens_alone_and_among_others() -> N
         assert together[seed] == alone[0]
 
 
-def test_requests_without_seeds_differ_and_follow_the_backend_s_seed() -> None:
+def test_requests_without_seeds_differ_and_depend_on_the_seed_of_the_backend() -> None:
     data = batch_of([[5, 6, 7]] * 4)
     runs = []
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
             assert generated_tokens(together) == generated_tokens(alone)
 
 
-def test_raw_logprobs_are_asked_for_by_mode() -> None:
+def test_raw_mode_gives_raw_logprobs() -> None:
     config = generation_config(temperature=2.0, top_k=5)
     generation = TransformersGeneration(LLAMA, TOKENIZER, config, max_model_len=64, logprobs_mode="raw")
     with generation:
@@ -169,7 +169,7 @@ def test_raw_logprobs_are_asked_for_by_mode() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 14), st.integers(1, 12), st.integers(1, 12))
-def test_room_is_bounded_by_new_tokens_and_by_the_model_s_length(
+def test_room_is_limited_by_max_new_tokens_and_max_model_len(
     prompt_length: int, max_new_tokens: int, max_model_len: int
 ) -> None:
     room = max(0, min(max_new_tokens, max_model_len - prompt_length))
@@ -193,7 +193,9 @@ def test_padding_on_the_right_changes_nothing() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 30), st.data())
-def test_a_stop_text_ends_generation_with_its_last_token_and_stays(seed: int, data: st.DataObject) -> None:
+def test_a_stop_string_ends_generation_at_its_last_token_and_stays_in_the_output(
+    seed: int, data: st.DataObject
+) -> None:
     prompt = [5, 6, 7]
     with new_generation() as generation:
         free = generated_tokens(generation.generate(batch_of([prompt], seeds=[seed])))[0]
@@ -225,7 +227,7 @@ def varied_run() -> VariedRun:
     )
 
 
-def test_a_stop_with_the_last_token_of_the_room_is_no_truncation() -> None:
+def test_a_stop_at_the_last_allowed_token_is_not_a_truncation() -> None:
     free = varied_run().tokens
     text = f"{WORDS[free[4]]} {WORDS[free[5]]}"
     for room, truncated in ((5, True), (6, False), (7, False)):
@@ -235,7 +237,7 @@ def test_a_stop_with_the_last_token_of_the_room_is_no_truncation() -> None:
         assert output["truncated"].tolist() == [truncated]
 
 
-def test_stops_are_those_of_the_configuration_and_of_the_request() -> None:
+def test_stops_of_the_configuration_and_of_the_request_both_apply() -> None:
     free = varied_run().tokens
     texts = [[WORDS[free[4]]], None, [WORDS[free[10]]]]
     data = batch_of([[5, 6, 7]] * 3, seeds=[varied_run().seed] * 3, stop_strings=texts)
@@ -248,7 +250,7 @@ def test_stops_are_those_of_the_configuration_and_of_the_request() -> None:
     assert not texts_first["truncated"].any() and not ids_first["truncated"].any()
 
 
-def test_end_of_sequence_ends_a_generation_and_stays() -> None:
+def test_end_of_sequence_token_ends_generation_and_stays_in_the_output() -> None:
     free = varied_run().tokens
     model = tiny_llama()
     model.generation_config.eos_token_id = [EOS_ID, free[3]]
@@ -270,7 +272,7 @@ def test_end_of_sequence_ends_a_generation_and_stays() -> None:
         ({"stop_strings": "END"}, "must be a list"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         new_generation(**changes)
 
@@ -283,15 +285,15 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message:
         (batch_of([[]], width=3), "input_lengths\\[0\\] is 0"),
         (batch_of([[5]], seeds=[1, 2]), "seeds has 2 entries for 1 prompts"),
         (batch_of([[5]], stop_strings=[["a"], None]), "stop_strings has 2 entries"),
-        (batch_of([[5]], stop_strings=[[""]]), "at least one character"),
+        (batch_of([[5]], stop_strings=[[""]]), "non-empty string"),
     ],
 )
-def test_requests_that_cannot_work_are_refused(data: Any, message: str) -> None:
+def test_invalid_requests_are_rejected(data: Any, message: str) -> None:
     with new_generation() as generation, pytest.raises(ValueError, match=message):
         generation.generate(data)
 
 
-def test_generate_async_takes_one_prompt() -> None:
+def test_generate_async_accepts_one_prompt_only() -> None:
     with new_generation() as generation, pytest.raises(AssertionError, match="one prompt, not 2"):
         asyncio.run(last_output(generation, batch_of([[5], [6]])))
 
@@ -302,7 +304,7 @@ def test_an_empty_batch_gives_an_empty_output() -> None:
         assert generation.generate(data.slice(0, 0))["output_ids"].shape == (0, 0)
 
 
-def test_attention_that_is_not_full_is_refused_where_it_would_matter() -> None:
+def test_attention_that_is_not_full_is_rejected_if_it_would_change_results() -> None:
     model = tiny_llama()
     model.config.sliding_window = 64
     with pytest.raises(ValueError, match="more than the 64 tokens"):
@@ -313,7 +315,7 @@ def test_attention_that_is_not_full_is_refused_where_it_would_matter() -> None:
         new_generation(model, max_model_len=64)
 
 
-def test_metrics_tell_tokens_batch_size_and_speed() -> None:
+def test_metrics_contain_tokens_batch_size_and_speed() -> None:
     with new_generation() as generation:
         assert generation.get_logger_metrics()["tokens_per_s"] == 0
         output = generation.generate(batch_of([list(range(4, 24))] * 4, seeds=[1] * 4))
@@ -325,7 +327,7 @@ def test_metrics_tell_tokens_batch_size_and_speed() -> None:
     assert 1 <= metrics["mean_batch_size"] <= 4
 
 
-def test_finishing_gives_the_memory_back_and_later_requests_work() -> None:
+def test_finish_generation_frees_the_cache_and_later_requests_work() -> None:
     data = batch_of([[5, 6, 7]], seeds=[1])
     with new_generation() as generation:
         assert generation.prepare_for_generation()
@@ -336,15 +338,15 @@ def test_finishing_gives_the_memory_back_and_later_requests_work() -> None:
         assert generation.init_collective("127.0.0.1", 0, 1) == []
 
 
-def test_prompt_without_room_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_prompt_without_room_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with new_generation(max_model_len=4) as generation:
         output = generation.generate(batch_of([[5, 6, 7, 8]]))
     assert output["generation_lengths"].tolist() == [0]
     assert "a prompt of 4 tokens leaves no room to generate in max_model_len 4" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of threads in a fork
-def test_generation_that_was_made_before_forking_says_so_in_the_fork() -> None:
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn about threads in a fork
+def test_backend_built_before_a_fork_raises_in_the_child() -> None:
     with new_generation() as generation:
         generation.generate(batch_of([[5, 6]]))
         child = os.fork()
@@ -352,7 +354,7 @@ def test_generation_that_was_made_before_forking_says_so_in_the_fork() -> None:
             try:
                 generation.generate(batch_of([[5, 6]]))
             except NoHealthyShards as error:
-                os._exit(0 if "after forking" in str(error) else 1)
+                os._exit(0 if "after the fork" in str(error) else 1)
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
