@@ -12,7 +12,7 @@ from nemo_gym.cli.name_conflict import warn_of_other_distribution
 
 _PREFIX = "ng_"
 COMMANDS = {
-    "run": "Start every server of a configuration, each in a process of its own",
+    "run": "Start every server of a configuration, each in its own process",
     "status": "Show running servers and collections, and what their rollouts are waiting for",
     "validate": "Check a configuration and its components without starting any server",
     "dump_config": "Show the merged configuration with secrets hidden",

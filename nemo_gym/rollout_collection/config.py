@@ -47,9 +47,10 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     """The settings of every kind of collection."""
 
     output_jsonl_fpath: str
-    """The file for the rollouts, one JSON object per line. Other files are beside it and named after it."""
+    """The file for the rollouts, one JSON object per line. The other files of the run are written beside
+    it, and their names begin with its name."""
     num_samples_in_parallel: Positive | None = None
-    """The most rollouts in flight at once. null: 256."""
+    """Maximum number of rollouts in flight. null: 256."""
     responses_create_params: dict[str, Any] = Field(default_factory=dict)
     """Override these parameters in every row: +responses_create_params.temperature=0.7"""
     upload_rollouts_to_wandb: bool = True
@@ -65,10 +66,11 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     """Attempts of a rollout that fails because of servers, endpoints or time limits. One whose input is at
     fault is attempted twice per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS times (default 3) over all runs."""
     retry_backoff_s: NotNegative = 2.0
-    """Delay before the second attempt, in seconds. It doubles each time, up to a minute; half is random."""
+    """Delay before the second attempt, in seconds. It doubles for each later attempt, up to a minute. Each
+    delay is shortened at random, by at most half."""
     max_failure_rate: NotNegative | None = None
-    """End the run early when more rollouts fail than this: a share of those started if below 1 (0.2), else a
-    number (50). null: never."""
+    """Stop the run when more rollouts have failed than this. A value below 1 (0.2) is a share of the rollouts
+    started so far; any other (50) is a number of rollouts. null: never stop."""
     executor: str = "local"
     """Where rollouts are played. local: in this process. processes: in worker processes that each host the
     servers."""
@@ -106,7 +108,7 @@ class RolloutCollectionConfig(SharedRolloutCollectionConfig):
     num_repeats_add_seed: bool = False
     """Set `seed` in the responses_create_params of each row to the number of the repeat."""
     resume_from_cache: bool = False
-    """Continue an earlier run into the same output; the rollouts in it are not run again."""
+    """Continue the earlier run that wrote this output. The rollouts in it are not played again."""
     prompt_config: str | None = None
     """A YAML file with `user` and `system` prompts, from which the input of each row is built."""
 
@@ -134,6 +136,7 @@ class RolloutAggregationConfig(TrackerConfig):
     merge_shards: bool = True
     """Write the merged rollouts. false: write only the metrics."""
     skip_bad_lines: bool = False
-    """Skip and report lines that are not rollouts, such as a torn one. false: the first one is an error."""
+    """Skip lines that are not rollouts, such as an incomplete last line, and list them. Without it, the first
+    such line is an error."""
     upload_rollouts_to_wandb: bool = True
     """Upload the rollouts to the trackers that are configured."""
