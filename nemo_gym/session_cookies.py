@@ -79,7 +79,7 @@ class ReceivedSession(NamedTuple):
 class ReceivedSessions:
     """The sessions that began in one run of an agent and that a server keeps something for."""
 
-    brought: Mapping[str, str]
+    brought: Mapping[str, "str | Morsel[str]"]
     """The cookies of the request that started the run: these sessions belong to its caller."""
     kept: dict[str, ReceivedSession] = field(default_factory=dict)
     """By session id."""

@@ -60,7 +60,7 @@ def can_send(call: Call) -> bool:
         place_of(call.origin) is not None
         and not call.aiohttp_options
         and call.method.upper() != "HEAD"  # whose response has no body, whatever its headers say
-        and not any(name.lower() in _FRAMING for name, _ in call.headers)
+        and _FRAMING.isdisjoint([name.lower() for name, _ in call.headers])
     )
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.errors import ComponentError
-from nemo_gym.http import Call, ClientResponse, ServerUnreachableError
+from nemo_gym.http import Call, ClientResponse, Cookies, ServerUnreachableError
 from nemo_gym.servers.asgi import (
     Collector,
     Reply,
@@ -231,7 +231,7 @@ class _Request(Generic[R]):
         own = ("set-cookie", self._server.sessions.set_cookie(self.session_id, self._session))
         return [own] if self.agent_request is None else [*self.agent_request.passed_on(), own]
 
-    def cookies(self) -> Mapping[str, str]:
+    def cookies(self) -> Cookies:
         """All cookies that came with it."""
         raise NotImplementedError  # each transport has its own
 
@@ -288,9 +288,8 @@ class _LocalRequest(_Request[ClientResponse]):
             return self._server.response(self._call, reply)
         return DataResponse(self._data, reply[1], self._call.method, self._server.name + self._call.path)
 
-    def cookies(self) -> Mapping[str, str]:
-        cookies = self._call.cookies
-        return {name: one if isinstance(one, str) else one.value for name, one in cookies.items()}
+    def cookies(self) -> Cookies:
+        return self._call.cookies
 
     def _scope(self) -> Scope:
         return local_scope(self._call, self._server.app, self._server.state)
@@ -316,7 +315,7 @@ class _HttpRequest(_Request[Reply]):
         self._receive_more = receive
         self._pass_on = send
 
-    def cookies(self) -> Mapping[str, str]:
+    def cookies(self) -> Cookies:
         return parse_cookies(cookies_of(self._http_scope))
 
     def respond(self, reply: Reply) -> Reply:

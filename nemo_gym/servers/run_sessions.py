@@ -6,9 +6,10 @@ a session after that.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from nemo_gym.activity import current_activity
+from nemo_gym.http import Cookies
 from nemo_gym.session_cookies import (
     CLOSE_SESSION_PATH,
     ReceivedSession,
@@ -32,7 +33,7 @@ class RunSessions:
         self._warned: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def begin(self, cookies: Mapping[str, str], *, closes: bool) -> "AgentRequest":
+    def begin(self, cookies: Cookies, *, closes: bool) -> "AgentRequest":
         """A request to the agent starts, with these cookies; `closes` if it is a run."""
         return AgentRequest(self, cookies, closes)
 
@@ -79,7 +80,7 @@ class AgentRequest:
     `/v1/responses`, passes their cookies on to its caller, also with an error.
     """
 
-    def __init__(self, closer: RunSessions, cookies: Mapping[str, str], closes: bool) -> None:
+    def __init__(self, closer: RunSessions, cookies: Cookies, closes: bool) -> None:
         self._closer = closer
         self._closes = closes
         self._received = ReceivedSessions(cookies)
