@@ -1,6 +1,7 @@
-"""`make bench`: every benchmark, one after the other; exit code 1 if a bar is missed.
+"""`make bench`: runs all benchmarks, one after another; exit code 1 if a bar is missed.
 
-Each in a process of its own: what one has loaded is neither in the memory nor in the time of the next.
+Each benchmark runs in its own process, so that the modules of one affect neither the memory nor the time of
+the next.
 """
 
 import subprocess

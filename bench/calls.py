@@ -1,7 +1,7 @@
-"""What one `client.post` costs in CPU: in this process, over HTTP, and plain aiohttp to plain FastAPI.
+"""The CPU time of one `client.post`: in this process, over HTTP, and plain aiohttp to plain FastAPI.
 
-Over HTTP the CPU of both sides is summed. The three take turns in one run and the best round of each counts,
-so that a noisy machine is as noisy for each.
+Over HTTP, the CPU times of both sides are added. The three alternate in one run, so that other load on the
+machine affects all of them. The figure is the best round of each.
 """
 
 import os
@@ -30,19 +30,17 @@ Call = Callable[[], Awaitable[object]]
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of another process so far."""
+    """The user and system time that a process has used so far."""
     file = Path(f"/proc/{pid}/stat")
     if not file.exists():  # macOS
-        shown = subprocess.run(
-            ["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True
-        )
-        return sum(float(part) * 60**power for power, part in enumerate(reversed(shown.stdout.split(":"))))
+        ps = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True)
+        return sum(float(part) * 60**power for power, part in enumerate(reversed(ps.stdout.split(":"))))
     fields = file.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def cost_us(call: Call, times: int, server_pid: int | None = None) -> float:
-    """CPU of one call, in microseconds, the server's included."""
+    """CPU time per call in microseconds, including the server's."""
     other = cpu_s(server_pid) if server_pid is not None else 0.0
     own = time.process_time()
     for _ in range(times):
@@ -54,7 +52,7 @@ async def cost_us(call: Call, times: int, server_pid: int | None = None) -> floa
 
 
 def calls_of(client: ServerClient) -> Call:
-    """A call in one session, as the calls of a rollout are."""
+    """A call that always uses the same session, like the calls of a rollout."""
     cookies: dict[str, object] = {}
 
     async def call() -> object:
@@ -88,7 +86,7 @@ async def measure(plain_port: int, plain_pid: int) -> list[Bar]:
             rounds["plain HTTP"].append(await cost_us(plain, 1000, plain_pid))
     costs = {name: min(values[1:]) for name, values in rounds.items()}
     for name, cost in costs.items():
-        print(f"  {name}: {cost:.1f} µs of CPU a call")
+        print(f"  {name}: {cost:.1f} µs of CPU per call")
     return [
         Bar("in-process call, µs of CPU", costs["in process"], 30.0),
         Bar("in-process call / the same over HTTP", costs["in process"] / costs["over HTTP"], 1 / 15),

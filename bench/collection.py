@@ -1,9 +1,9 @@
-"""What a collection costs: CPU, throughput, memory, resume. `python -m bench.collection [section …]`.
+"""The cost of a collection: CPU, throughput, memory, resume. `python -m bench.collection [section …]`.
 
-Every run is a process of its own: `ng_collect_rollouts` as a user starts it, or the floor (`bench.floor`),
-which makes the same two HTTP calls a rollout and writes the same line. What a process needs to start is
-measured and taken off; floor and collector take turns, so a noisy machine is as noisy for both.
-Bars in seconds are as they stand; what the floor does on the same machine is printed beside them.
+Every run is a separate process: `ng_collect_rollouts` as a user starts it, or the floor (`bench.floor`). The
+floor makes the same two HTTP calls per rollout and writes the same line. The cost of starting a process is
+measured and subtracted. Floor and collector alternate, so that other load on the machine affects both.
+Bars in seconds are not scaled to the machine; the time of the floor on the same machine is printed with them.
 """
 
 import os
@@ -40,12 +40,12 @@ from tests.support.commands import NgRun
 BIN = Path(sys.executable).parent
 FEW, MANY = 2_000, 200_000
 FLOOR_US = 250.0
-"""CPU of the floor's rollout on a quiet machine."""
+"""CPU time per rollout of the floor on an idle machine."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process and all that it started used."""
+    """Resources used by a process and its child processes."""
 
     cpu_s: float
     wall_s: float
@@ -76,7 +76,7 @@ class Bench:
         return self.endpoint.base_url
 
     def rows(self, number: int) -> Path:
-        """An input of so many different rows."""
+        """An input file with this number of different rows."""
         path = self.folder / f"rows_{number}.jsonl"
         if not path.exists():
             row = orjson.loads(first_row())
@@ -112,22 +112,22 @@ def new_bench(delay_ms: float = 0.0) -> Iterator[Bench]:
 
 
 def each_us(measure: Callable[[int], Usage], number: int) -> float:
-    """CPU of one rollout in microseconds, without what the start costs."""
+    """CPU time per rollout in microseconds, without the start of the process."""
     return (measure(number).cpu_s - measure(10).cpu_s) / (number - 10) * 1e6
 
 
 def rate_of(measure: Callable[[int], Usage], number: int = 40 * 1024) -> float:
-    """Rollouts a second against an endpoint that takes a second for each, without what the start costs."""
+    """Rollouts per second, without the start, with an endpoint that takes one second per rollout."""
     return number / (measure(number).wall_s - measure(10).wall_s + 1.0)
 
 
 def ratios(bench: Bench, number: int, *arguments: str, rounds: int = 5) -> list[float]:
-    """The collector's CPU a rollout against the floor's, turn by turn."""
+    """CPU per rollout of the collector divided by that of the floor, for each round."""
     found = []
     for _ in range(rounds):
         floor = each_us(bench.floor, number)
         ours = each_us(lambda n: bench.collect(n, *arguments), number)
-        print(f"  floor {floor:.0f} µs, collector {ours:.0f} µs of CPU a rollout", flush=True)
+        print(f"  floor {floor:.0f} µs, collector {ours:.0f} µs of CPU per rollout", flush=True)
         found.append(ours / floor)
     return found
 
@@ -135,7 +135,7 @@ def ratios(bench: Bench, number: int, *arguments: str, rounds: int = 5) -> list[
 def embedded() -> list[Bar]:
     with new_bench() as bench:
         ratio = median(ratios(bench, 8000, "+num_samples_in_parallel=64", rounds=7))
-    return [Bar("embedded, 64 in flight: CPU a rollout / floor", ratio, 2.5)]
+    return [Bar("embedded, 64 in flight: CPU per rollout / floor", ratio, 2.5)]
 
 
 def served() -> list[Bar]:
@@ -152,7 +152,7 @@ def served() -> list[Bar]:
 
             measure(200)
             found = [each_us(measure, 2000) / each_us(bench.floor, 2000) for _ in range(3)]
-    return [Bar("ng_run, 64 in flight: CPU a rollout over all processes / floor", median(found), 20.0)]
+    return [Bar("ng_run, 64 in flight: CPU per rollout over all processes / floor", median(found), 20.0)]
 
 
 def workers() -> list[Bar]:
@@ -169,8 +169,8 @@ def workers() -> list[Bar]:
             busy.append(cores)
             print(f"  one process {single:.0f} µs, two workers {each:.0f} µs, {cores:.2f} cores busy")
     return [
-        Bar("two workers: CPU a rollout / one process", median(found), 1.25),
-        Bar("two workers: cores of two that stay idle, the endpoint at work too", 2 - median(busy), 0.3),
+        Bar("two workers: CPU per rollout / one process", median(found), 1.25),
+        Bar("two workers: idle cores of two, while the endpoint runs too", 2 - median(busy), 0.3),
     ]
 
 
@@ -185,18 +185,18 @@ def concurrency() -> list[Bar]:
             f"  1024 in flight, 500 ms: {single:.0f} rollouts/s of 1024, with two workers {double:.0f}; ",
             end="",
         )
-        print(f"the floor makes {floor:.0f}", flush=True)
+        print(f"floor {floor:.0f}", flush=True)
     with new_bench(2500) as slow, new_bench() as quick:
         found = []
         for _ in range(3):
             few = each_us(lambda n: quick.collect(n, "+num_samples_in_parallel=64"), 16384)
             many = each_us(lambda n: slow.collect(n, "+num_samples_in_parallel=8192"), 16384)
-            print(f"  64 in flight {few:.0f} µs, 8192 in flight {many:.0f} µs of CPU a rollout", flush=True)
+            print(f"  64 in flight {few:.0f} µs, 8192 in flight {many:.0f} µs of CPU per rollout", flush=True)
             found.append(many / few)
     return [
-        Bar("1024 in flight, endpoint takes 500 ms: ideal / rollouts a second", 1024 / single, 1 / 0.85),
+        Bar("1024 in flight, endpoint takes 500 ms: ideal / rollouts per second", 1024 / single, 1 / 0.85),
         Bar("the same with two workers", 1024 / double, 1 / 0.85),
-        Bar("CPU a rollout at 8192 in flight / at 64", median(found), 1.5),
+        Bar("CPU per rollout at 8192 in flight / at 64", median(found), 1.5),
     ]
 
 
@@ -212,11 +212,11 @@ def size() -> list[Bar]:
         again = bench.collect(MANY, "+resume_from_cache=true")
         slowness = each_us(bench.floor, 5000) / FLOOR_US
         print(f"  resume: {small_again.peak_mb:.0f} and {again.peak_mb:.0f} MB, {again.wall_s:.1f} s", end="")
-        print(f"; {again.wall_s / slowness:.1f} s if the floor took {FLOOR_US:.0f} µs")
+        print(f"; {again.wall_s / slowness:.1f} s on a machine whose floor takes {FLOOR_US:.0f} µs")
     return [
-        Bar("peak MB at 200,000 rollouts over that at 2,000", big.peak_mb - small.peak_mb, 80),
+        Bar("peak MB at 200,000 rollouts minus peak MB at 2,000", big.peak_mb - small.peak_mb, 80),
         Bar("resume of 200,000 lines, s", again.wall_s, 5.0),
-        Bar("peak MB of that resume over a run of 2,000", again.peak_mb - small.peak_mb, 80),
+        Bar("peak MB of that resume minus peak MB of a run of 2,000", again.peak_mb - small.peak_mb, 80),
     ]
 
 
@@ -224,7 +224,7 @@ def linear() -> list[Bar]:
     with new_bench() as bench:
         few = ratios(bench, 10_000, rounds=3)
         many = ratios(bench, 100_000, rounds=1)
-    return [Bar("CPU a rollout at 100,000 / at 10,000", median(many) / median(few), 1.15)]
+    return [Bar("CPU per rollout at 100,000 / at 10,000", median(many) / median(few), 1.15)]
 
 
 async def _floor(base_url: str, lines: BinaryIO, file: BinaryIO, concurrency: int) -> None:

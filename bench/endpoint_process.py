@@ -1,8 +1,8 @@
-"""A model endpoint that costs next to nothing: `python -m bench.endpoint_process [delay_ms]` prints its port.
+"""A model endpoint that uses very little CPU: `python -m bench.endpoint_process [delay_ms]` prints its port.
 
-It speaks as much HTTP/1.1 as a client with kept-alive connections needs (Content-Length, one request after
-the other) and answers the Responses API from two ready texts: a conversation in which a tool has spoken gets
-the final message, any other a call of `get_weather`. The request is searched, not parsed.
+It implements only the parts of HTTP/1.1 that a client with keep-alive connections needs (Content-Length, one
+request at a time). It has two prepared responses of the Responses API: the final message if the request
+contains the output of a tool, otherwise a call of `get_weather`. The request is searched, not parsed.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from nemo_gym.launch.limits import raise_file_limit
 from scripts.scripted_endpoint import Item, function_call, message
 
 BACKLOG = 8192
-"""Connections that may wait to be accepted: as many as a collector opens at once."""
+"""Connections that may wait to be accepted; a collector may open this many at once."""
 _END_OF_HEAD = b"\r\n\r\n"
 _LENGTH = b"\r\ncontent-length:"
 
 
-def answer(output: list[Item]) -> bytes:
-    """A whole HTTP answer with these output items."""
+def http_response(output: list[Item]) -> bytes:
+    """The bytes of an HTTP response with these output items."""
     response = {
         "id": "resp_0",
         "object": "response",
@@ -47,12 +47,12 @@ def answer(output: list[Item]) -> bytes:
     return head % len(body) + body
 
 
-TOOL_CALL = answer([function_call("get_weather", city="San Francisco")])
-FINAL = answer([message("It is cold and windy in San Francisco today.")])
+TOOL_CALL = http_response([function_call("get_weather", city="San Francisco")])
+FINAL = http_response([message("It is cold and windy in San Francisco today.")])
 
 
 class Connection(asyncio.Protocol):
-    """One client: each request is answered as soon as it is whole, or `delay_s` later."""
+    """One client. The response is sent `delay_s` after the request is complete."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
         self._loop = loop
@@ -67,19 +67,19 @@ class Connection(asyncio.Protocol):
         self._received = self._received + data if self._received else data
         while (size := request_size(self._received)) is not None and size <= len(self._received):
             request, self._received = self._received[:size], self._received[size:]
-            text = FINAL if b"function_call_output" in request else TOOL_CALL
+            response = FINAL if b"function_call_output" in request else TOOL_CALL
             if self._delay_s:
-                self._loop.call_later(self._delay_s, self._send, text)
+                self._loop.call_later(self._delay_s, self._send, response)
             else:
-                self._send(text)
+                self._send(response)
 
-    def _send(self, text: bytes) -> None:
+    def _send(self, response: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(text)
+            self._transport.write(response)
 
 
 def request_size(received: bytes) -> int | None:
-    """Bytes of the request at the start of `received`; None while its head is not whole."""
+    """Size in bytes of the first request in `received`; None while its head is incomplete."""
     end = received.find(_END_OF_HEAD)
     if end < 0:
         return None
@@ -90,7 +90,7 @@ def request_size(received: bytes) -> int | None:
 
 
 async def serve(delay_s: float) -> None:
-    """Answer until the process is stopped."""
+    """Serve until the process is stopped."""
     raise_file_limit()
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)

@@ -1,7 +1,7 @@
-"""The floor: what a rollout of `example_single_tool_call` costs without any framework.
+"""The floor: a rollout of `example_single_tool_call` without any framework, the lower bound of its cost.
 
-The same two requests to the same endpoint and the same line in the end as the embedded servers make of a row,
-written by hand with aiohttp and orjson. Nothing is validated and nothing may go wrong.
+It makes the same two requests as the embedded servers and writes the same line, with aiohttp and orjson. It
+validates nothing and handles no errors.
 """
 
 from typing import Any
@@ -29,13 +29,14 @@ _PARAMS: dict[str, Any] = dict.fromkeys(
         "stream",
     )
 )
+"""Fields that the wire model of a request adds to a line."""
 _RESPONSE: dict[str, Any] = {"error": None, "incomplete_details": None, "reasoning": None, "text": None}
+"""Fields that the wire model of a response adds to a line."""
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens")
-"""What the wire models add to a line: all fields that they declare."""
 
 
 async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str, str], row: bytes) -> bytes:
-    """One rollout; gives its line. `url` is the endpoint's `/responses`."""
+    """Play one rollout; returns its line. `url` is the endpoint's `/responses`."""
     task = orjson.loads(row)
     params = task["responses_create_params"]
     prompt = params["input"]
@@ -43,8 +44,8 @@ async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str
     usage: dict[str, Any] = {}
     while True:
         request = {**params, "input": prompt + output, "model": MODEL}
-        async with session.post(url, data=orjson.dumps(request), headers=headers) as answer:
-            response = orjson.loads(await answer.read())
+        async with session.post(url, data=orjson.dumps(request), headers=headers) as received:
+            response = orjson.loads(await received.read())
         output += response["output"]
         add_usage(usage, response["usage"])
         calls = [item for item in response["output"] if item["type"] == "function_call"]

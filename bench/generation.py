@@ -1,9 +1,10 @@
-"""Generation by `TransformersGeneration`: tokens a second at 32 requests at once against one after the other.
+"""`TransformersGeneration`: tokens per second with 32 concurrent requests, compared with one at a time.
 
-The model is SmolLM2-135M in float32, as examples train it; without its file, one of the same shape with
-random weights, which costs the same. "alone" is the same backend with one row, request after request;
-`model.generate` is shown for comparison. They take turns, and the median of each round's ratio counts, since
-a busy machine slows all of them. Requests end at their length only, so that all do the same work.
+The model is SmolLM2-135M in float32, as the examples train it. If its file is missing, a model of the same
+shape with random weights is used, which costs the same. "alone" is the same backend with one request at a
+time; `model.generate` is measured for comparison. They alternate, and the figure is the median of the ratios
+of each round, because a busy machine slows down all of them. Requests end only at their maximum length, so
+that all do the same work.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ from nemo_rl.models.generation.transformers_generation import TransformersGenera
 from nemo_rl.models.weights import load_policy
 
 RATIO_BAR = 0.25
-"""One after the other / 32 at once, in tokens a second."""
+"""Tokens per second: one request at a time / 32 at once."""
 ROUNDS = 3
 CONCURRENT = 32
 NEW_TOKENS = 48
 ALONE = 3
-"""Requests that run one after the other in a round; their rate does not depend on how many there are."""
+"""Requests of a round that run one at a time; the rate does not depend on their number."""
 GROUP = 8
 COMPARED = [("alone", "32 at once"), ("alone", "4 groups of 8"), ("model.generate", "32 at once")]
 
@@ -42,7 +43,7 @@ Prompts = list[list[int]]
 
 
 class NoEnd:
-    """A tokenizer without an end-of-sequence token; nothing else is asked of it here."""
+    """A tokenizer without an end-of-sequence token; the benchmark needs nothing else."""
 
     eos_token_id = None
     pad_token_id = 0
@@ -52,7 +53,7 @@ def load_model() -> PreTrainedModel:
     try:
         return load_policy().model
     except ConfigError:
-        print("  no weights of SmolLM2-135M; random ones of the same shape")
+        print("  SmolLM2-135M not found (get it with ng_fetch_model); using random weights of the same shape")
         return LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=49152,
@@ -120,7 +121,7 @@ def by_generate(model: PreTrainedModel, prompts: Prompts) -> int:
 
 
 def rate(run: Callable[[], int], generation: TransformersGeneration | None = None) -> float:
-    """Tokens a second, prompts included in the time; nothing is left from the round before."""
+    """Tokens per second, including the time for the prompts, without the cache of earlier rounds."""
     if generation is not None:
         generation.invalidate_kv_cache()
     began_s = time.perf_counter()

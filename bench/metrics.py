@@ -1,6 +1,6 @@
-"""The metrics of a million rollouts, against only parsing their lines with orjson.
+"""Metrics of a million rollouts, compared with only parsing their lines with orjson.
 
-Both are processes that take turns over one file; the whole command is timed, from its start to its end.
+Both are processes that read the same file, in alternation. The whole command is timed, including its start.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 ROLLOUTS = 1_000_000
 REPEATS = 8
 LINE_BYTES = 1500
-TURNS = 3
+ROUNDS = 3
 TIME_BAR = 2.5
 MEMORY_BAR_MB = 600.0
 
@@ -45,25 +45,25 @@ def main() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         rollouts = Path(folder, "rollouts.jsonl")
         write_rollouts(rollouts, ROLLOUTS)
-        turns = [turn(rollouts) for _ in range(TURNS)]
-    ratio = median(one.aggregate_s / one.parse_s for one in turns)
-    memory_mb = max(one.memory_mb for one in turns)
+        rounds = [measure_round(rollouts) for _ in range(ROUNDS)]
+    ratio = median(one.aggregate_s / one.parse_s for one in rounds)
+    memory_mb = max(one.memory_mb for one in rounds)
     return report(
         f"Metrics of {ROLLOUTS} rollouts of {LINE_BYTES} bytes, 10 numeric fields",
         [
-            Bar("time of ng_aggregate_rollouts, in that of orjson.loads over the lines", ratio, TIME_BAR),
-            Bar("most memory of a process, in MB", memory_mb, MEMORY_BAR_MB),
+            Bar("time of ng_aggregate_rollouts / orjson.loads of all lines", ratio, TIME_BAR),
+            Bar("peak memory of a process, MB", memory_mb, MEMORY_BAR_MB),
         ],
     )
 
 
-class Turn(NamedTuple):
+class Round(NamedTuple):
     parse_s: float
     aggregate_s: float
     memory_mb: float
 
 
-def turn(rollouts: Path) -> Turn:
+def measure_round(rollouts: Path) -> Round:
     (parse_s,) = _numbers([sys.executable, "-c", PARSE, str(rollouts)])
     output = rollouts.with_name("all.jsonl")
     command = [
@@ -74,7 +74,7 @@ def turn(rollouts: Path) -> Turn:
         "+head_server.port=9",
     ]
     aggregate_s, memory_mb = _numbers([sys.executable, "-c", AGGREGATE, *command])
-    return Turn(parse_s, aggregate_s, memory_mb)
+    return Round(parse_s, aggregate_s, memory_mb)
 
 
 def _numbers(command: Sequence[str]) -> list[float]:
@@ -83,18 +83,18 @@ def _numbers(command: Sequence[str]) -> list[float]:
 
 
 def write_rollouts(path: Path, count: int) -> None:
-    """Tasks of several rollouts each; seven numbers of the verifier and three of the token usage."""
+    """Write several rollouts per task, each with seven numbers of the verifier and three token counts."""
     chance = Random(1)
     text = "The answer follows from the question, step by step. " * 40
     with path.open("wb", 1 << 20) as file:
-        for place in range(count):
-            task, rollout = divmod(place, REPEATS)
+        for index in range(count):
+            task, rollout = divmod(index, REPEATS)
             tokens = chance.randrange(10, 2000)
             message = {"type": "message", "role": "assistant", "content": ""}
             record = {
                 "responses_create_params": {"input": [{"role": "user", "content": text[:300]}]},
                 "response": {
-                    "id": f"resp_{place}",
+                    "id": f"resp_{index}",
                     "output": [message],
                     "usage": {"input_tokens": 300, "output_tokens": tokens, "total_tokens": 300 + tokens},
                 },

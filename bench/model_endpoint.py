@@ -1,6 +1,7 @@
-"""An endpoint of both APIs with ready answers: `python -m bench.model_endpoint` prints its port.
+"""An endpoint for both APIs with prepared responses: `python -m bench.model_endpoint` prints its port.
 
-`/v1` answers with about 1.5 KB, `/large` with the tokens of 65,536. The path decides; nothing is parsed.
+`/v1` returns about 1.5 KB, `/large` a generation of 65,536 tokens with their ids. The path selects the
+response; the request body is not parsed.
 """
 
 import asyncio
@@ -68,28 +69,28 @@ def large_chat() -> dict[str, Any]:
     return {**CHAT, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 
 
-def answer(data: dict[str, Any]) -> bytes:
-    """A whole HTTP answer."""
+def http_response(data: dict[str, Any]) -> bytes:
+    """The bytes of an HTTP response."""
     body = orjson.dumps(data)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % len(body) + body
 
 
-def answers() -> dict[bytes, bytes]:
+def prepared_responses() -> dict[bytes, bytes]:
     """By path."""
     return {
-        b"/v1/responses": answer(RESPONSE),
-        b"/v1/chat/completions": answer(CHAT),
-        b"/large/responses": answer(large_response()),
-        b"/large/chat/completions": answer(large_chat()),
+        b"/v1/responses": http_response(RESPONSE),
+        b"/v1/chat/completions": http_response(CHAT),
+        b"/large/responses": http_response(large_response()),
+        b"/large/chat/completions": http_response(large_chat()),
     }
 
 
 class Connection(asyncio.Protocol):
-    """One client; each request is answered as soon as it is whole."""
+    """One client. The response is sent as soon as the request is complete."""
 
-    def __init__(self, ready: dict[bytes, bytes]) -> None:
-        self._ready = ready
+    def __init__(self, prepared: dict[bytes, bytes]) -> None:
+        self._prepared = prepared
         self._received = b""
         self._transport: asyncio.WriteTransport | None = None
 
@@ -102,14 +103,14 @@ class Connection(asyncio.Protocol):
             path = self._received[: self._received.index(b"\r\n")].split(b" ")[1]
             self._received = self._received[size:]
             assert self._transport is not None
-            self._transport.write(self._ready[path])
+            self._transport.write(self._prepared[path])
 
 
 async def serve() -> None:
-    """Answer until the process is stopped."""
-    ready = answers()
+    """Serve until the process is stopped."""
+    prepared = prepared_responses()
     listener = socket.create_server(("127.0.0.1", 0))
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(ready), sock=listener)
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(prepared), sock=listener)
     print(listener.getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()

@@ -1,9 +1,9 @@
-"""What `openai_model` adds to a call of its endpoint, embedded: CPU for a small one, time for a large one.
+"""The cost that an embedded `openai_model` adds to a call of its endpoint, for small and large responses.
 
-Small: the CPU of a call whose exchange with the endpoint happens in memory, less that of a call to a model
-server that does nothing. A busy machine doubles both, so the best rounds count; the medians are shown. Large:
-against the same HTTP client alone, its answer read as JSON; both take turns, the endpoint is another process,
-and the median of each round's ratio counts.
+Small: the CPU time of a call whose endpoint is in memory, minus that of a call to a model server that does
+nothing. Other load on the machine may double both, so the figure is the best round; medians are printed too.
+Large: the time of a call, divided by that of the HTTP client alone with its response parsed as JSON. Both
+alternate, the endpoint is another process, and the figure is the median of the ratios of each round.
 """
 
 import subprocess
@@ -78,7 +78,7 @@ def new_model(base_url: str, upstream: Api) -> OpenAIModel:
 
 
 def call_of(model: SimpleResponsesAPIModel, *, as_json: bool = False) -> Call:
-    """A call of a model server in this process; `as_json`: down to data that its caller can use."""
+    """A call of a model server in this process; `as_json`: including the parsed response."""
     server = HostedServer("policy_model", model.setup_webserver())
     client = ServerClient(local_servers={"policy_model": server})
     cookies: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def call_of(model: SimpleResponsesAPIModel, *, as_json: bool = False) -> Call:
 
 
 def bare_call(base_url: str, upstream: Api, *, as_json: bool) -> Call:
-    """The same request as prepared bytes; its answer as bytes or as data."""
+    """The same request as prepared bytes; the response as bytes or parsed."""
     url = f"{base_url}/{ROUTES[upstream]}"
     sent = orjson.dumps({**REQUEST, "model": "Qwen/Qwen3-8B"})
 
@@ -106,7 +106,7 @@ def bare_call(base_url: str, upstream: Api, *, as_json: bool) -> Call:
 
 
 class InMemory(NeMoGymAsyncOpenAI):
-    """An endpoint whose exchange costs nothing: what is left of a call is what is done around it."""
+    """An endpoint that costs nothing, so that the rest of a call can be measured."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__("http://127.0.0.1:1/v1", "key")
@@ -117,7 +117,7 @@ class InMemory(NeMoGymAsyncOpenAI):
 
 
 class Prepared(SimpleResponsesAPIModel):
-    """A model server that neither looks at a request nor makes an answer: what hosting costs."""
+    """A model server that returns a prepared response, to measure the cost of hosting."""
 
     async def responses(self, request: Request) -> Response:  # type: ignore[override]  # takes no body
         return PREPARED
@@ -127,7 +127,7 @@ PREPARED = Response(b"{}", media_type="application/json")
 
 
 async def cpu_us(call: Call) -> float:
-    """CPU of one call, in µs."""
+    """CPU time per call in µs."""
     start = time.thread_time_ns()
     for _ in range(CALLS):
         await call()
@@ -141,14 +141,14 @@ async def wall_ms(call: Call) -> float:
 
 
 async def measure_small() -> list[Bar]:
-    """What `openai_model` does around a call, hosting left out."""
-    answers: dict[Api, bytes] = {
+    """The CPU time that `openai_model` adds to a call, without hosting."""
+    bodies: dict[Api, bytes] = {
         "responses": orjson.dumps(RESPONSE),
         "chat_completions": orjson.dumps(CHAT),
     }
-    models: dict[Api, OpenAIModel] = {api: new_model("http://127.0.0.1:1/v1", api) for api in answers}
+    models: dict[Api, OpenAIModel] = {api: new_model("http://127.0.0.1:1/v1", api) for api in bodies}
     for upstream, model in models.items():
-        model.endpoint = InMemory(answers[upstream])
+        model.endpoint = InMemory(bodies[upstream])
     calls: dict[str, Call] = {api: call_of(model) for api, model in models.items()}
     config = models["responses"].config
     calls["hosting"] = call_of(Prepared(config=config, server_client=ServerClient()))
@@ -166,7 +166,7 @@ async def measure_small() -> list[Bar]:
             min(costs[upstream]) - min(costs["hosting"]),
             CONVERSION_BAR_US,
         )
-        for upstream in answers
+        for upstream in bodies
     ]
 
 
@@ -189,7 +189,7 @@ async def measure_large(base_url: str, upstream: Api) -> Bar:
 
 
 async def measure(port: int) -> list[Bar]:
-    collect_garbage_less()  # as the processes that play rollouts do
+    collect_garbage_less()  # as in the processes that play rollouts
     root = f"http://127.0.0.1:{port}"
     return [
         *await measure_small(),

@@ -1,4 +1,4 @@
-"""What `bench.calls` compares with: the same endpoint in plain FastAPI on uvicorn."""
+"""The reference of `bench.calls`: the same route in plain FastAPI on uvicorn."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Figures against their bars."""
+"""Measured figures and their limits (bars)."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Bar:
 
 
 def report(title: str, bars: list[Bar]) -> bool:
-    """Print the figures; whether all bars are met."""
+    """Print the figures; returns whether all bars are met."""
     print(title)
     for bar in bars:
         verdict = "met" if bar.met else "MISSED"

@@ -1,8 +1,8 @@
-"""What the rollout manager adds to generating and judging: many groups at once, a policy that takes no time.
+"""The overhead of the rollout manager: many concurrent groups, with a policy that takes no time.
 
-Everything but the bodies of the policy's and the environment's calls counts, threads and tokenizer included.
-The median round counts; the best is shown beside it, since what else the machine does only adds. Both kinds
-of environment take turns, so that a slow stretch of the machine is neither's alone.
+Everything counts except the bodies of the policy's and the environment's calls; threads and tokenizer are
+included. The figure is the median round. The best round is printed too, because other load on the machine
+only adds time. Both kinds of environment alternate, so that a slow phase of the machine affects both.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Tokenizer:
 
 
 class Policy:
-    """Says the same to everything, after the others have had their turn."""
+    """Generates the same output for every request, after other tasks have run."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
@@ -59,7 +59,7 @@ class Environment:
         self.spent_s = 0.0
 
     def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
-        began = time.thread_time()  # not the clock: a thread also waits for the interpreter's lock
+        began = time.thread_time()  # CPU time: a thread also waits for the interpreter lock
         result = EnvironmentReturn[Any](
             observations=[{"role": "environment", "content": "31 32"}],
             metadata=[None],
@@ -83,7 +83,7 @@ def sample(idx: int) -> Any:
 
 
 async def round_us(environment: Environment) -> float:
-    """Microseconds a completion of one round of groups, without the environment's own time."""
+    """Microseconds per completion in one round of groups, without the environment's own time."""
     tokenizer, policy = Tokenizer(), Policy()
     manager = RolloutManager(tokenizer, {"toy": environment}, MEMBERS, 1024, 1, policy)  # type: ignore[arg-type,dict-item]
     samples = [sample(idx) for idx in range(GROUPS)]
@@ -93,8 +93,8 @@ async def round_us(environment: Environment) -> float:
 
 
 def bar(what: str, rounds: list[float]) -> Bar:
-    print(f"  {what}: best {min(rounds):.0f} µs, median {median(rounds):.0f} µs a completion")
-    return Bar(f"µs a completion, {GROUPS} groups of {MEMBERS}, {what}", median(rounds), BAR_US)
+    print(f"  {what}: best {min(rounds):.0f} µs, median {median(rounds):.0f} µs per completion")
+    return Bar(f"µs per completion, {GROUPS} groups of {MEMBERS}, {what}", median(rounds), BAR_US)
 
 
 def main() -> bool:

@@ -1,7 +1,7 @@
-"""What one embedded rollout costs in CPU, against the same two HTTP calls made by hand (`bench.floor`).
+"""The CPU time of an embedded rollout, compared with its two HTTP calls without a framework (`bench.floor`).
 
-The endpoint is a process of its own, so its CPU is nobody's. Floor and servers take turns in one process, and
-each turn of the servers is compared with the floor's turn beside it: a noisy machine is as noisy for both.
+The endpoint is a separate process, so its CPU time is not counted. Floor and servers alternate in one
+process, and each round gives one ratio, so that other load on the machine affects both.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ AGENT = "example_single_tool_call_simple_agent"
 API_KEY = "no-key"
 CONCURRENCY = 64
 ROLLOUTS = 400
-"""In one turn: short, so that floor and servers meet the same noise."""
-TURNS = 31
+"""Per round: few, so that the load on the machine is the same for floor and servers."""
+ROUNDS = 31
 BAR = 2.5
 
 Play = Callable[[bytes], Awaitable[bytes]]
-"""Plays one row; gives the line that is to be written."""
+"""Plays one row; returns the line to write."""
 
 
 class EndpointProcess(NamedTuple):
-    """The cheap endpoint in a process of its own."""
+    """The endpoint of `bench.endpoint_process`."""
 
     base_url: str
     pid: int
@@ -53,7 +53,7 @@ class EndpointProcess(NamedTuple):
 
 @contextmanager
 def endpoint_process(delay_ms: float = 0.0) -> Iterator[EndpointProcess]:
-    """It answers meanwhile, each request after so long."""
+    """Run the endpoint in a process; it responds to each request after `delay_ms`."""
     command = [sys.executable, "-m", "bench.endpoint_process", str(delay_ms)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -66,7 +66,7 @@ def endpoint_process(delay_ms: float = 0.0) -> Iterator[EndpointProcess]:
 
 @asynccontextmanager
 async def floor_player(base_url: str) -> AsyncIterator[Play]:
-    """The two HTTP calls by hand."""
+    """The two HTTP calls without a framework."""
     url = f"{base_url}/responses"
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -75,20 +75,20 @@ async def floor_player(base_url: str) -> AsyncIterator[Play]:
 
 @asynccontextmanager
 async def embedded_player(base_url: str) -> AsyncIterator[Play]:
-    """`/run` of the agent, all servers in this process."""
+    """The agent's `/run`, with all servers in this process."""
     settings = {"policy_base_url": base_url, "policy_api_key": API_KEY, "policy_model_name": MODEL}
     async with host_embedded(load_config(CONFIGS, overrides_from(settings))) as client:
         yield lambda row: play_run(client, row)
 
 
 async def play_run(client: ServerClient, row: bytes) -> bytes:
-    answer = await client.post(server_name=AGENT, url_path="/run", json=orjson.Fragment(row))
-    await raise_for_status(answer)
-    return await answer.read()
+    response = await client.post(server_name=AGENT, url_path="/run", json=orjson.Fragment(row))
+    await raise_for_status(response)
+    return await response.read()
 
 
 async def play_all(play: Play, rows: Iterator[bytes], file: BinaryIO, *, concurrency: int) -> None:
-    """Every row once, so many at a time; a line in the file for each."""
+    """Play every row once, at most `concurrency` at a time; write one line per row."""
 
     async def worker() -> None:
         for row in rows:  # shared iterator: each row goes to one worker
@@ -99,8 +99,8 @@ async def play_all(play: Play, rows: Iterator[bytes], file: BinaryIO, *, concurr
             workers.create_task(worker())
 
 
-async def turn_us(play: Play, rows: list[bytes], path: Path) -> float:
-    """CPU of one rollout, in microseconds."""
+async def round_us(play: Play, rows: list[bytes], path: Path) -> float:
+    """CPU time per rollout in microseconds."""
     gc.collect()
     with path.open("wb") as file:
         start = time.process_time()
@@ -117,23 +117,23 @@ def first_row() -> bytes:
 async def measure(base_url: str, folder: Path) -> list[Bar]:
     rows = [first_row()] * ROLLOUTS
     floors, embedded = [], []
-    async with floor_player(base_url) as play_by_hand, embedded_player(base_url) as play_embedded:
-        for _ in range(TURNS + 1):
-            floors.append(await turn_us(play_by_hand, rows, folder / "floor.jsonl"))
-            embedded.append(await turn_us(play_embedded, rows, folder / "embedded.jsonl"))
+    async with floor_player(base_url) as play_floor_row, embedded_player(base_url) as play_embedded:
+        for _ in range(ROUNDS + 1):
+            floors.append(await round_us(play_floor_row, rows, folder / "floor.jsonl"))
+            embedded.append(await round_us(play_embedded, rows, folder / "embedded.jsonl"))
     assert_same_lines(folder / "floor.jsonl", folder / "embedded.jsonl")
-    floors, embedded = floors[1:], embedded[1:]  # the first turn opens the connections
-    print(f"  floor: {median(floors):.0f} µs of CPU a rollout, at best {min(floors):.0f}")
-    print(f"  embedded: {median(embedded):.0f} µs of CPU a rollout, at best {min(embedded):.0f}")
+    floors, embedded = floors[1:], embedded[1:]  # the first round opens the connections
+    print(f"  floor: median {median(floors):.0f} µs of CPU per rollout, best {min(floors):.0f} µs")
+    print(f"  embedded: median {median(embedded):.0f} µs of CPU per rollout, best {min(embedded):.0f} µs")
     ratio = median(ours / floor for ours, floor in zip(embedded, floors, strict=True))
-    return [Bar("CPU of an embedded rollout / of its two HTTP calls by hand", ratio, BAR)]
+    return [Bar("CPU of an embedded rollout / its two HTTP calls without a framework", ratio, BAR)]
 
 
 def assert_same_lines(floor: Path, embedded: Path) -> None:
-    """The comparison is a fair one: both wrote the same rollouts."""
+    """Check that both wrote the same rollouts, so that the comparison is fair."""
     expected = {orjson.dumps(orjson.loads(line), option=orjson.OPT_SORT_KEYS) for line in floor.open("rb")}
     written = {orjson.dumps(orjson.loads(line), option=orjson.OPT_SORT_KEYS) for line in embedded.open("rb")}
-    assert expected == written, "the floor writes other lines than the servers"
+    assert expected == written, "the floor and the servers wrote different lines"
 
 
 def main() -> bool:

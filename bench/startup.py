@@ -1,6 +1,6 @@
-"""How long a user waits: for an import, for the help, and for the first request to reach a model endpoint.
+"""Start-up times: of an import, of `--help`, and until the first request reaches a model endpoint.
 
-Each is the quickest of several runs, alternating with what it is compared to.
+Each figure is the fastest of several runs; the runs alternate with those they are compared to.
 """
 
 import subprocess
@@ -34,7 +34,7 @@ asyncio.run(main())
 
 
 class Stopwatch:
-    """A scripted endpoint that notes when the first request of a run came in."""
+    """Script of an endpoint that records when the first request of a run arrived."""
 
     def __init__(self) -> None:
         self.seen_s = 0.0
@@ -51,7 +51,7 @@ def run_s(command: Sequence[str | Path]) -> float:
 
 
 def first_request_s(endpoint: ScriptedEndpoint, watch: Stopwatch) -> float:
-    """From starting the process to the request arriving."""
+    """Seconds from the start of the process to the arrival of the request."""
     watch.seen_s = 0.0
     settings = [f"{key}={value}" for key, value in endpoint.settings.items()]
     start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What it costs to validate a 1.5 KB response with our model and with OpenAI's own.
+"""The cost of validating a 1.5 KB response with our model and with that of the openai SDK.
 
-Both take turns within one run, so that a machine that slows down slows both; the best turn of each counts.
+Both alternate in one run, so that other load on the machine affects both. The best round of each counts.
 """
 
 import json
@@ -15,8 +15,8 @@ from bench.report import Bar, report
 from nemo_gym.openai_utils import NeMoGymResponse
 
 BAR = 1 / 5
-"""At most this share of what OpenAI's model costs."""
-TURNS = 30
+"""Largest share of the cost of the openai SDK's model."""
+ROUNDS = 30
 CALLS = 200
 
 RESPONSE: dict[str, Any] = {
@@ -74,29 +74,29 @@ RESPONSE: dict[str, Any] = {
 
 
 def main() -> bool:
-    theirs, ours, ours_written = _best_turns(
+    theirs, ours, ours_written = _best_rounds(
         lambda: Response.model_validate(RESPONSE),
         lambda: NeMoGymResponse.model_validate(RESPONSE),
         lambda: NeMoGymResponse.model_validate(RESPONSE).model_dump_json(),
     )
     size = len(json.dumps(RESPONSE))
-    print(f"  a response of {size} bytes: ours {ours:.1f} µs, openai {theirs:.1f} µs to validate")
+    print(f"  validating a response of {size} bytes: ours {ours:.1f} µs, openai {theirs:.1f} µs")
     print(f"  validated and written as JSON: ours {ours_written:.1f} µs")
     return report(
         "wire models", [Bar("validating a response / the same with the openai SDK", ours / theirs, BAR)]
     )
 
 
-def _best_turns(*calls: Callable[[], object]) -> list[float]:
-    """CPU time of one call of each, in µs."""
+def _best_rounds(*calls: Callable[[], object]) -> list[float]:
+    """The CPU time per call in µs, for each of the calls."""
     best = [float("inf")] * len(calls)
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for index, call in enumerate(calls):
-            best[index] = min(best[index], _turn(call))
+            best[index] = min(best[index], _round_us(call))
     return best
 
 
-def _turn(call: Callable[[], object]) -> float:
+def _round_us(call: Callable[[], object]) -> float:
     start = time.process_time_ns()
     for _ in range(CALLS):
         call()

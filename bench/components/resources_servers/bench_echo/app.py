@@ -1,4 +1,4 @@
-"""The least an environment can be: what a call costs by itself."""
+"""A minimal environment, to measure the cost of a call."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel
