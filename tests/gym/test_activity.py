@@ -60,7 +60,7 @@ def test_a_limit_doubles_until_the_first_overload_then_grows_by_one() -> None:
         began = [await limit.acquire() for _ in range(int(before))]
         for one in began:
             limit.release(one, overloaded=False, succeeded=True)
-            await limit.acquire()  # it stays full
+            await limit.acquire()  # so that the limit stays reached
         assert limit.limit == 2 * before
         limit.release(await full(limit), overloaded=True, succeeded=False)
         lowered = limit.limit
@@ -99,7 +99,7 @@ def test_who_gives_up_waiting_for_a_slot_takes_none() -> None:
         patient = asyncio.create_task(limit.acquire())
         await asyncio.sleep(0)
         limit.release(began, overloaded=False, succeeded=True)
-        impatient.cancel()  # at the moment of its turn
+        impatient.cancel()  # after its slot was granted
         await asyncio.wait_for(patient, 1)
         assert limit.in_flight == 1
 
@@ -118,23 +118,23 @@ def test_calls_get_their_turn_in_the_order_they_came() -> None:
     async def queue() -> tuple[list[int], list[int]]:
         limit = EndpointLimit(16)
         numbers = count()
-        asked: list[int] = []
+        requested: list[int] = []
         served: list[int] = []
 
         async def rollout() -> None:
-            for _ in range(4):  # the next call comes the moment the one before is over
+            for _ in range(4):  # the next call starts as soon as the last one ends
                 number = next(numbers)
-                asked.append(number)
+                requested.append(number)
                 began = await limit.acquire()
                 served.append(number)
                 await asyncio.sleep(0)
                 limit.release(began, overloaded=False, succeeded=False)
 
         await asyncio.gather(*[rollout() for _ in range(128)])
-        return asked, served
+        return requested, served
 
-    asked, served = asyncio.run(queue())
-    assert served == asked
+    requested, served = asyncio.run(queue())
+    assert served == requested
 
 
 def test_slot_of_a_call_that_gave_up_waiting_goes_to_the_next() -> None:
@@ -143,10 +143,10 @@ def test_slot_of_a_call_that_gave_up_waiting_goes_to_the_next() -> None:
         began = await limit.acquire()
         first, second, third = [asyncio.create_task(limit.acquire()) for _ in range(3)]
         await asyncio.sleep(0)
-        first.cancel()  # while it waits
+        first.cancel()  # while it is waiting
         await asyncio.sleep(0)
         limit.release(began, overloaded=False, succeeded=True)
-        second.cancel()  # it has its turn, and does not know yet
+        second.cancel()  # its slot is granted, but the task has not run yet
         async with asyncio.timeout(1):
             began = await third
         limit.release(began, overloaded=False, succeeded=True)

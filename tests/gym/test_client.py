@@ -36,7 +36,7 @@ TWO_SERVERS = {
 
 
 def mirror() -> FastAPI:
-    """Says what came in, on a route that is called directly and on others that are not."""
+    """Returns the request it received, on direct routes and through the application."""
     app = new_app()
 
     async def look(request: Request, body: Any = None) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_server_that_breaks_off_is_unreachable_and_was_asked_once(reply: bytes |
     assert asyncio.run(run()) == 1
 
 
-def never_answering() -> FastAPI:
+def never_responding() -> FastAPI:
     app = new_app()
 
     async def hang(body: dict[str, Any]) -> None:
@@ -199,11 +199,11 @@ DEADLINES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("deadline", DEADLINES, ids=["number", "aiohttp"])
 def test_deadline_of_a_call_is_kept_on_both_transports(deadline: dict[str, Any]) -> None:
-    client = local_client(it=HostedServer("it", never_answering()))
+    client = local_client(it=HostedServer("it", never_responding()))
     with pytest.raises(ServerUnreachableError, match="it: "):
         asyncio.run(client.post("it", "/hang", json={}, **deadline))
 
-    with served(HostedServer("it", never_answering())) as url:
+    with served(HostedServer("it", never_responding())) as url:
         client = ServerClient(global_config_dict=served_config("it", url))
         with pytest.raises(ServerUnreachableError, match="it: "):
             asyncio.run(client.post("it", "/hang", json={}, **deadline))

@@ -25,11 +25,11 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-"""Whatever JSON can say, numbers of any size among it."""
+"""Any JSON value, with numbers of any size."""
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, and an int is not a float."""
+    """Equal in value and type: an int is not a float."""
     return left == right and json.dumps(left) == json.dumps(right)
 
 

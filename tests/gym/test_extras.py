@@ -22,7 +22,7 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(tmp_path: Path, wheel: Path) -> Path:
-    """A folder with the metadata that pip leaves after it has installed the wheel."""
+    """A folder with the metadata that pip writes when it installs the wheel."""
     metadata = tmp_path / "site-packages" / "handspring-0.1.0.dist-info"
     metadata.mkdir(parents=True)
     lines = [
@@ -93,7 +93,7 @@ def test_project_of_a_user_is_not_taken_for_a_checkout(installed: Path) -> None:
 
 
 def test_requirements_of_extras_have_no_markers() -> None:
-    """`install_command` reads them by their extra alone."""
+    """`install_command` expects only the extra as marker."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == "handspring"
     for extra, requirements in project["optional-dependencies"].items():

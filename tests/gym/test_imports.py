@@ -1,4 +1,4 @@
-"""What the contract publishes is there, and asking for a name loads no more than it needs."""
+"""Published names exist, and importing a name loads only what it needs."""
 
 import importlib
 import subprocess

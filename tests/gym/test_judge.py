@@ -47,33 +47,33 @@ class Rambler(SimpleResponsesAPIModel):
         return app
 
 
-def ask(judge: type[SimpleResponsesAPIModel], *args: Any, **options: Any) -> Any:
+def judged_by(judge: type[SimpleResponsesAPIModel], *args: Any, **options: Any) -> Any:
     world = World()
     world.add("judge", judge)
     return asyncio.run(call_judge(world.client, "judge", {"input": "x"}, *args, **options))
 
 
 def test_answer_of_the_judge_is_a_response() -> None:
-    answer = ask(Judge)
-    assert isinstance(answer, NeMoGymResponse)
-    assert answer.output_text == "you said x"
+    response = judged_by(Judge)
+    assert isinstance(response, NeMoGymResponse)
+    assert response.output_text == "you said x"
 
 
 def test_judge_can_be_asked_in_another_format() -> None:
-    answer = ask(Judge, NeMoGymChatCompletion, url_path="/v1/chat/completions")
-    assert answer.choices[0].message.content == "chat"
+    response = judged_by(Judge, NeMoGymChatCompletion, url_path="/v1/chat/completions")
+    assert response.choices[0].message.content == "chat"
 
 
 @pytest.mark.parametrize("judge", [DeafJudge, Rambler])
 def test_judge_that_gives_no_answer_is_a_judge_error(judge: type[SimpleResponsesAPIModel]) -> None:
     with pytest.raises(JudgeError) as caught:
-        ask(judge)
+        judged_by(judge)
     assert caught.value.__cause__ is not None
 
 
 def test_judge_error_says_what_happened() -> None:
     with pytest.raises(JudgeError, match=r"503.*the judge is asleep"):
-        ask(DeafJudge)
+        judged_by(DeafJudge)
 
 
 def test_judge_that_does_not_exist_is_a_judge_error() -> None:
@@ -153,9 +153,9 @@ def verify(verifier: type[SimpleResourcesServer], row: Any, **options: Any) -> C
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_judge_error_in_a_verifier_is_filed_with_the_row(verifier: type[SimpleResourcesServer]) -> None:
-    answer = verify(verifier, ROW)
-    assert answer.status == 200
-    assert asyncio.run(answer.json()) == ROW | {
+    response = verify(verifier, ROW)
+    assert response.status == 200
+    assert asyncio.run(response.json()) == ROW | {
         "reward": 0.0,
         "_ng_failure_class": "judge_failed",
         "_ng_failure_judge_error": "no verdict",
@@ -166,11 +166,11 @@ def test_judge_error_is_filed_though_the_row_holds_what_json_cannot_say() -> Non
     text = (
         b'{"responses_create_params": {"input": "q"}, "response": {"output": []}, "odd": NaN, "h": "\\ud83d"}'
     )
-    answer = verify(AsyncVerifier, None, data=text, headers={"Content-Type": "application/json"})
-    assert answer.status == 200
-    filed = asyncio.run(answer.json())
-    assert (filed["odd"], filed["h"], filed["reward"]) == (None, "\ud83d", 0.0)
-    assert b"NaN" not in answer._body
+    response = verify(AsyncVerifier, None, data=text, headers={"Content-Type": "application/json"})
+    assert response.status == 200
+    recorded = asyncio.run(response.json())
+    assert (recorded["odd"], recorded["h"], recorded["reward"]) == (None, "\ud83d", 0.0)
+    assert b"NaN" not in response._body
 
 
 def test_other_errors_of_a_verifier_are_not_filed_as_the_judges() -> None:
@@ -178,9 +178,9 @@ def test_other_errors_of_a_verifier_are_not_filed_as_the_judges() -> None:
         async def verify(self, body: BaseVerifyRequest) -> dict[str, Any]:
             raise ValueError("a bug")
 
-    answer = verify(Broken, ROW)
-    assert answer.status == 500
-    assert b"judge" not in answer._body
+    response = verify(Broken, ROW)
+    assert response.status == 500
+    assert b"judge" not in response._body
 
 
 def test_verdict_passes_untouched() -> None:
@@ -195,6 +195,6 @@ def test_decorated_verifier_can_be_called_by_hand() -> None:
     world = World()
     server = world.add("it", DecoratedVerifier)
     body = BaseVerifyRequest.model_validate(ROW)
-    answer = asyncio.run(server.verify(body))
-    assert b'"task"' in answer.body
-    assert b"entrypoint" not in answer.body
+    response = asyncio.run(server.verify(body))
+    assert b'"task"' in response.body
+    assert b"entrypoint" not in response.body

@@ -135,8 +135,8 @@ def test_template_that_is_more_than_fields_is_refused_when_loaded(
     tmp_path: Path, template: str, role: str
 ) -> None:
     path = write_prompt(tmp_path, json.dumps({"user": "x", role: f"first line\n{template}"}))
-    told = f"{path}: '{role}': line 2 of the template: {BAD_TEMPLATES[template]}; write {{name}}"
-    with pytest.raises(ConfigError, match=re.escape(told)) as refused:
+    expected = f"{path}: '{role}': line 2 of the template: {BAD_TEMPLATES[template]}; write {{name}}"
+    with pytest.raises(ConfigError, match=re.escape(expected)) as refused:
         load_prompt_config(path)
     assert "\n" not in str(refused.value)
 
@@ -266,10 +266,10 @@ BAD_ROWS = {
 
 @pytest.mark.parametrize("kind", BAD_ROWS)
 def test_bad_row_leaves_the_output_as_it_was(tmp_path: Path, kind: str) -> None:
-    line, told = BAD_ROWS[kind]
+    line, expected = BAD_ROWS[kind]
     questions = write_lines(tmp_path / "in.jsonl", {"question": "a"}, "", line, {"question": "b"})
     output = write_lines(tmp_path / "out.jsonl", "older")
-    with pytest.raises(ConfigError, match=re.escape(f"{questions}{told}")) as refused:
+    with pytest.raises(ConfigError, match=re.escape(f"{questions}{expected}")) as refused:
         materialize_prompts(questions, output, ASK)
     assert "\n" not in str(refused.value)
     assert output.read_text() == "older\n"
@@ -287,7 +287,7 @@ def test_output_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
     questions = write_lines(tmp_path / "in.jsonl", {"question": "a"})
     linked = tmp_path / "linked.jsonl"
     linked.symlink_to(questions)
-    for output, told in (
+    for output, expected in (
         (questions, "same file"),
         (linked, "same file"),
         (tmp_path, "not a file"),
@@ -295,7 +295,7 @@ def test_output_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
         (questions / "below.jsonl", "cannot write"),
         (tmp_path / ("x" * 300), "cannot write"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=expected):
             materialize_prompts(questions, output, ASK)
     assert read_lines(questions) == [{"question": "a"}]
 

@@ -1,4 +1,4 @@
-"""Files of rollouts are read whole, or the line that cannot be used is named."""
+"""Files of rollouts are read completely, or an error names the bad line."""
 
 import json
 from pathlib import Path
@@ -43,14 +43,16 @@ def test_line_that_is_no_rollout_is_named_with_its_place_and_the_way_out(kind: s
 
 @pytest.mark.parametrize("kind", BAD)
 def test_the_rest_is_usable_with_the_flag_and_what_was_left_out_is_told(kind: str, tmp_path: Path) -> None:
-    path = written(tmp_path, *GOOD[:2], "", BAD[kind][0], GOOD[2])  # no end of the last line: it is whole
+    path = written(
+        tmp_path, *GOOD[:2], "", BAD[kind][0], GOOD[2]
+    )  # the last line is complete, without a line end
     bad_lines = BadLines(are_skipped=True)
     assert [one.key for one in read_rollouts(path, bad_lines)] == [(0, 0), (1, 0), (2, 0)]
     head, named = bad_lines.warning_lines()
     assert head == "warning: 1 line skipped:"
     assert "rollouts.jsonl:4: " in named
     found = find_rollouts(path, BadLines(are_skipped=True))
-    assert [unpacked(name).task for name in found.index.keys] == [0, 1, 2]
+    assert [unpacked(key).task for key in found.index.keys] == [0, 1, 2]
     assert found.columns["agent"].metrics()["mean/reward"] == 1.0
 
 
@@ -67,7 +69,7 @@ def test_a_key_that_stands_twice_is_named_with_both_lines(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"rollouts\.jsonl:4: repeats rollout 1:0 of line 2"):
         find_rollouts(path, BadLines())
     found = find_rollouts(path, BadLines(are_skipped=True))
-    assert found.columns["agent"].metrics()["mean/reward"] == 1.0  # the first counts
+    assert found.columns["agent"].metrics()["mean/reward"] == 1.0  # the first record counts
     assert len(find_rollouts(path, BadLines(), once=False).index.keys) == 4
 
 
@@ -75,8 +77,8 @@ def test_only_the_first_of_many_bad_lines_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, *["bad"] * 25, GOOD[0])
     bad_lines = BadLines(are_skipped=True)
     assert len(list(read_rollouts(path, bad_lines))) == 1
-    told = bad_lines.warning_lines()
-    assert (told[0], told[-1], len(told)) == ("warning: 25 lines skipped:", "  … and 15 more", 12)
+    lines = bad_lines.warning_lines()
+    assert (lines[0], lines[-1], len(lines)) == ("warning: 25 lines skipped:", "  … and 15 more", 12)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -10,19 +10,19 @@ from tests.support.components import write_component, write_files
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that has run."""
+    """The result of a command."""
 
     code: int
     out: str
     err: str
 
-    def assert_complains(self, *told: str) -> None:
-        """It ended as a user's mistake does: exit code 2, one message."""
+    def assert_complains(self, *expected: str) -> None:
+        """Check for a user error: exit code 2 and one message with these texts."""
         assert self.code == 2, self
         assert self.out == ""
         assert "Traceback" not in self.err
         assert self.err.partition(":")[0].endswith("Error"), self.err
-        assert all(text in self.err for text in told), self.err
+        assert all(text in self.err for text in expected), self.err
 
 
 Ng = Callable[..., Ended]
@@ -32,7 +32,7 @@ Ng = Callable[..., Ended]
 def ng(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Ended]:
-    """Runs a command, in an empty folder, as its entry point does."""
+    """Runs a command in an empty folder, like its entry point."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
 
@@ -48,7 +48,7 @@ def ng(
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """The argument that names a small valid configuration in that folder."""
+    """Write a small valid configuration; return the argument that names it."""
     write_component(tmp_path, "small")
     write_files(
         tmp_path,

@@ -1,4 +1,4 @@
-"""`ng_aggregate_rollouts`: which servers it asks, what it shows."""
+"""`ng_aggregate_rollouts`: the servers it calls and its output."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ OWN = """
 
 @pytest.fixture
 def shards(ng: Ng) -> str:
-    """Two shards of one agent and one that is none; the argument that names them."""
+    """Two shards of one agent and a file that is not a shard; the argument that names them."""
     for name, task in (("rs0,x", 0), ("rs1", 1)):
         record = {
             "_ng_task_index": task,
@@ -36,8 +36,8 @@ def shards(ng: Ng) -> str:
 
 
 @pytest.fixture
-def nobody() -> str:
-    """The argument that names a head server that does not run."""
+def no_head() -> str:
+    """The argument for a head server that is not running."""
     return f"+head_server.port={free_port()}"
 
 
@@ -50,8 +50,8 @@ def entry() -> dict[str, Any]:
     return found
 
 
-def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, nobody: str) -> None:
-    done = ng("aggregate_rollouts", shards, OUTPUT, nobody)
+def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, no_head: str) -> None:
+    done = ng("aggregate_rollouts", shards, OUTPUT, no_head)
     assert (done.code, done.err) == (0, "")
     assert done.out == "\n".join(
         [
@@ -99,10 +99,10 @@ def assert_own(done: Ended) -> None:
 
 
 def test_servers_of_the_configuration_are_hosted_for_their_own_metrics(
-    ng: Ng, shards: str, nobody: str, tmp_path: Path
+    ng: Ng, shards: str, no_head: str, tmp_path: Path
 ) -> None:
     config = with_own_metrics(tmp_path)
-    assert_own(ng("aggregate_rollouts", shards, OUTPUT, nobody, f"+config_paths=[{config}]"))
+    assert_own(ng("aggregate_rollouts", shards, OUTPUT, no_head, f"+config_paths=[{config}]"))
 
 
 def test_running_servers_are_asked_if_they_have_the_agents(ng: Ng, shards: str, tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_running_servers_are_asked_if_they_have_the_agents(ng: Ng, shards: str, 
         assert "'shop'" in entry()["note"]
 
 
-def test_notices_are_shown(ng: Ng, shards: str, nobody: str) -> None:
+def test_notices_are_shown(ng: Ng, shards: str, no_head: str) -> None:
     record = json.loads(Path("rs1.jsonl").read_text())
     Path("rs10.jsonl").write_text(json.dumps({**record, "reward": 7}) + "\n")
-    ng("aggregate_rollouts", shards, OUTPUT, nobody)
-    done = ng("aggregate_rollouts", shards, OUTPUT, nobody)
+    ng("aggregate_rollouts", shards, OUTPUT, no_head)
+    done = ng("aggregate_rollouts", shards, OUTPUT, no_head)
     assert "renumbered" in done.out
     assert "out/all.jsonl existed already; it was renamed to out/all.jsonl." in done.out
 
@@ -147,16 +147,16 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes_end_with_one_message(ng: Ng, shards: str, nobody: str, kind: str) -> None:
+def test_mistakes_end_with_one_message(ng: Ng, shards: str, no_head: str, kind: str) -> None:
     Path("bad.jsonl").write_text("{}\n")
-    arguments, told = MISTAKES[kind]
-    done = ng("aggregate_rollouts", *arguments, nobody)
+    arguments, expected = MISTAKES[kind]
+    done = ng("aggregate_rollouts", *arguments, no_head)
     assert done.code == 2
-    assert "Traceback" not in done.err and all(text in done.err for text in told)
+    assert "Traceback" not in done.err and all(text in done.err for text in expected)
     assert not Path("out/all_aggregate_metrics.json").exists()
 
 
-def test_command_is_installed(shards: str, nobody: str) -> None:
-    done = run_command("ng_aggregate_rollouts", shards, OUTPUT, nobody, cwd=Path.cwd())
+def test_command_is_installed(shards: str, no_head: str) -> None:
+    done = run_command("ng_aggregate_rollouts", shards, OUTPUT, no_head, cwd=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
     assert "Aggregate metrics: out/all_aggregate_metrics.json" in done.stdout

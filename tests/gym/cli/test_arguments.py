@@ -1,4 +1,4 @@
-"""Both argument styles, and what is said of arguments that are wrong."""
+"""Both argument styles, and the messages about wrong arguments."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_flag_needs_no_value(ng: Ng, arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "told"),
+    ("command", "arguments", "expected"),
     [
         ("run", ["+startup_timeout=3"], "did you mean +startup_timeout_s=3?"),
         ("version", ["+x=1"], "ng_version: unknown setting +x=; known: +json_output="),
@@ -57,9 +57,9 @@ def test_flag_needs_no_value(ng: Ng, arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_wrong_argument_is_named_with_what_is_right(
-    ng: Ng, config: str, command: str, arguments: list[str], told: str
+    ng: Ng, config: str, command: str, arguments: list[str], expected: str
 ) -> None:
-    ng(command, *([config] if command == "run" else []), *arguments).assert_complains(told)
+    ng(command, *([config] if command == "run" else []), *arguments).assert_complains(expected)
 
 
 def test_wrong_secret_is_not_shown(ng: Ng, config: str) -> None:

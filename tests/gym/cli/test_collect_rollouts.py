@@ -1,4 +1,4 @@
-"""`ng_collect_rollouts`: what it says, what it plays with, and how it ends."""
+"""`ng_collect_rollouts`: messages, servers and parameters used, exit codes."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ CONFIG_PATHS = f"+config_paths=[{WEATHER},{MODEL_CONFIG}]"
 
 @dataclass
 class World:
-    """A model endpoint, and servers that an ng_run looks after."""
+    """A model endpoint, and servers started by `ng_run`."""
 
     endpoint: ScriptedEndpoint
     served: NgRun
@@ -42,7 +42,7 @@ class World:
 
     @property
     def embedded(self) -> list[str]:
-        """Arguments with which the same servers can be hosted by the command; nobody answers at the head."""
+        """Arguments to host the same servers in the command; no head server is running."""
         settings = [f"+{key}={value}" for key, value in self.endpoint.settings.items()]
         return [CONFIG_PATHS, *settings, f"+head_server.port={free_port()}"]
 
@@ -59,10 +59,10 @@ def no_requests_yet(world: World) -> None:
 
 
 def params_of_all(world: World) -> list[dict[str, Any]]:
-    """The sampling parameters that came to the endpoint."""
-    kept = ("temperature", "max_output_tokens", "top_p", "seed")
+    """The sampling parameters of each request to the endpoint."""
+    names = ("temperature", "max_output_tokens", "top_p", "seed")
     return [
-        {name: one[name] for name in kept if one.get(name) is not None} for one in world.endpoint.requests
+        {name: one[name] for name in names if one.get(name) is not None} for one in world.endpoint.requests
     ]
 
 
@@ -292,11 +292,11 @@ def test_failed_rollouts_end_with_exit_code_1_their_classes_and_how_to_resume(
     assert ng("collect_rollouts", *arguments, "+resume_from_cache=true").code == 1
 
 
-def complains(ended: Ended, *told: str) -> None:
-    """As `assert_complains`, after lines that say what was going to be done."""
+def assert_ends_with_error(ended: Ended, *expected: str) -> None:
+    """Like `assert_complains`, but other lines may come before the message."""
     assert ended.code == 2 and ended.out == "", ended
     assert "Traceback" not in ended.err
-    assert all(text in ended.err for text in told), ended.err
+    assert all(text in ended.err for text in expected), ended.err
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "./in.jsonl", "in_materialized_inputs.jsonl"])
@@ -304,7 +304,7 @@ def test_input_is_never_taken_for_a_file_of_the_run(ng: Ng, world: World, tmp_pa
     write_files(tmp_path, {name: '{"responses_create_params": {"input": "x"}}\n'})
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
     arguments = [*TUTORIAL, f"+input_jsonl_fpath={name}", "+output_jsonl_fpath=in.jsonl"]
-    complains(
+    assert_ends_with_error(
         ng("collect_rollouts", *world.embedded, *arguments), "input_jsonl_fpath", "+output_jsonl_fpath="
     )
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
@@ -316,5 +316,5 @@ def test_output_that_cannot_be_written_is_a_users_mistake(
 ) -> None:
     write_files(tmp_path, {"file": "x", "folder/other": "y"})
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, f"+output_jsonl_fpath={output}")
-    complains(done, output, "+output_jsonl_fpath=")
+    assert_ends_with_error(done, output, "+output_jsonl_fpath=")
     assert world.endpoint.requests == []

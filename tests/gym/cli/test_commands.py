@@ -1,4 +1,4 @@
-"""What the commands that start nothing do."""
+"""The commands that start no servers."""
 
 import asyncio
 import json
@@ -97,9 +97,9 @@ BAD_CONFIGS: dict[str, tuple[Spoil, list[str]]] = {
 
 @pytest.mark.parametrize("kind", BAD_CONFIGS)
 def test_validate_names_what_is_wrong(ng: Ng, config: str, tmp_path: Path, kind: str) -> None:
-    spoil, told = BAD_CONFIGS[kind]
+    spoil, expected = BAD_CONFIGS[kind]
     spoil(tmp_path)
-    ng("validate", config).assert_complains(*told)
+    ng("validate", config).assert_complains(*expected)
 
 
 def test_validate_reports_every_server_that_is_wrong(ng: Ng, tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ async def play(name: str, row: dict[str, Any]) -> Any:
     paths = [f"resources_servers/{name}/configs/{name}.yaml", OPENAI_MODEL]
     with ScriptedEndpoint(echo) as endpoint:
         async with nemo_gym.open_servers(paths, endpoint.settings) as client:
-            answer = await client.post(f"{name}_simple_agent", "/run", json=row)
-            assert answer.status == 200, await answer.text()
-            return await answer.json()
+            response = await client.post(f"{name}_simple_agent", "/run", json=row)
+            assert response.status == 200, await response.text()
+            return await response.json()
 
 
 def test_existing_folder_is_never_written_to(ng: Ng, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def write_inputs(name: str, prompts: Mapping[int, str]) -> None:
 
 @pytest.fixture(autouse=True)
 def runs(ng: Ng) -> None:
-    """Four tasks: one worse, two better, one as before."""
+    """Four tasks: one regression, two improvements, one unchanged."""
     write("a.jsonl", [(0, 1), (1, 0), (2, 0), (3, 1)])
     write("b.jsonl", [(0, 0), (1, 1), (2, 1), (3, 1)])
     for name in "ab":

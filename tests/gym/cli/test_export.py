@@ -68,25 +68,25 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
         0,
         "Wrote 2 rollouts from rollouts.jsonl to out.parquet (6 columns).\n",
     )
-    head, *told = done.err.splitlines()
+    head, *skipped = done.err.splitlines()
     assert head == "warning: 3 lines skipped:"
-    assert [text.split(": ")[0].strip() for text in told] == [f"rollouts.jsonl:{n}" for n in (2, 4, 5)]
-    assert "repeats rollout 0:0 of line 1" in told[1]
+    assert [text.split(": ")[0].strip() for text in skipped] == [f"rollouts.jsonl:{n}" for n in (2, 4, 5)]
+    assert "repeats rollout 0:0 of line 1" in skipped[1]
 
 
 @pytest.mark.parametrize("output", ["out.parquet", "out.jsonl"])
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (line(0) + TORN, "rollouts.jsonl:2: the last line is incomplete"),
         (line(0) + line(1) + line(0), "rollouts.jsonl:3: repeats rollout 0:0 of line 1"),
     ],
 )
 def test_a_bad_line_is_one_complaint_and_nothing_is_written(
-    ng: Ng, tmp_path: Path, rollouts: Path, content: str, told: str, output: str
+    ng: Ng, tmp_path: Path, rollouts: Path, content: str, expected: str, output: str
 ) -> None:
     rollouts.write_text(content)
-    ng("export", "rollouts.jsonl", output).assert_complains(told, "+skip_bad_lines=true")
+    ng("export", "rollouts.jsonl", output).assert_complains(expected, "+skip_bad_lines=true")
     assert [path.name for path in tmp_path.iterdir()] == ["rollouts.jsonl"]
 
 
@@ -97,7 +97,7 @@ def test_the_json_can_be_left_out(ng: Ng, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ((), ["input_fpath", "output_fpath"]),
         (("rollouts.jsonl",), ["output_fpath"]),
@@ -109,6 +109,6 @@ def test_the_json_can_be_left_out(ng: Ng, tmp_path: Path) -> None:
     ],
 )
 def test_arguments_that_are_wrong_are_one_complaint(
-    ng: Ng, arguments: tuple[str, ...], told: list[str]
+    ng: Ng, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    ng("export", *arguments).assert_complains(*told)
+    ng("export", *arguments).assert_complains(*expected)

@@ -48,7 +48,7 @@ Umbrella = Callable[..., Ended]
 
 @pytest.fixture
 def umbrella(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Umbrella:
-    """Runs `ng …` as its entry point does."""
+    """Runs `ng …` like its entry point."""
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["ng", *arguments])
@@ -150,7 +150,7 @@ def test_help_names_a_key_that_means_something_to_the_command() -> None:
 def test_example_of_the_help_can_be_pasted(name: str) -> None:
     command = import_module(f"nemo_gym.cli.{name}").COMMAND
     example = command.help().split("\n\n")[1].removeprefix("example: ")
-    program, *arguments = shlex.split(example.replace("\\\n", ""))  # as a shell reads it
+    program, *arguments = shlex.split(example.replace("\\\n", ""))  # split as a shell does
     assert program == f"ng_{name}"
     values = parse_arguments(command.named(arguments), string_fields(command.options)).values
     policy = {"policy_base_url", "policy_api_key", "policy_model_name"}

@@ -41,7 +41,7 @@ def test_rows_are_written_with_their_prompts_and_counted(ng: Ng, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "expected"),
     [
         ({"prompt.yaml": "system: x"}, ["prompt.yaml: 'user' is missing"]),
         ({"prompt.yaml": "user: '{a.b}'"}, ["prompt.yaml: 'user': line 1", "'{a.b}'"]),
@@ -51,15 +51,15 @@ def test_rows_are_written_with_their_prompts_and_counted(ng: Ng, tmp_path: Path)
     ],
 )
 def test_files_that_do_not_fit_are_one_complaint_and_nothing_is_written(
-    ng: Ng, tmp_path: Path, files: dict[str, str], told: list[str]
+    ng: Ng, tmp_path: Path, files: dict[str, str], expected: list[str]
 ) -> None:
     write_files(tmp_path, files)
-    ng("materialize_prompts", *ARGUMENTS).assert_complains(*told)
+    ng("materialize_prompts", *ARGUMENTS).assert_complains(*expected)
     assert [path for path in tmp_path.rglob("*") if "out.jsonl" in path.name] == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ((), ["input_jsonl_fpath", "output_jsonl_fpath", "prompt_config"]),
         ((*ARGUMENTS, "+output_jsonl_fpath=./in.jsonl"), ["./in.jsonl", "same file"]),
@@ -70,6 +70,6 @@ def test_files_that_do_not_fit_are_one_complaint_and_nothing_is_written(
     ],
 )
 def test_arguments_that_are_wrong_are_one_complaint(
-    ng: Ng, arguments: tuple[str, ...], told: list[str]
+    ng: Ng, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    ng("materialize_prompts", *arguments).assert_complains(*told)
+    ng("materialize_prompts", *arguments).assert_complains(*expected)

@@ -22,7 +22,7 @@ def line(task: int, rollout: int, agent: str = "adder", **fields: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def run(tmp_path: Path) -> Path:
-    """Two rollouts of each of five tasks, in two agents; the rollouts of task 4 have not run."""
+    """Two rollouts per task of five tasks, by two agents; the rollouts of task 4 are missing."""
     agents = ["adder", "adder", "adder", "adder", "other"]
     rewards = {0: [1, 1], 1: [0, 0], 2: [0, 1], 3: [1]}
     inputs = [line(task, index, agents[task]) for task in range(5) for index in range(2)]
@@ -77,19 +77,19 @@ def test_json_is_all_that_is_printed(ng: Ng, run: Path) -> None:
     done = ng("reward_profile", ROLLOUTS, "--allow-partial-rollouts", "--skip_bad_lines=true", "--json")
     assert done.code == 0
     assert done.err.startswith("warning: 1 line skipped:\n  run.jsonl:8: not JSON")
-    told = json.loads(done.out)
-    assert list(told) == ["summary", "agents", "difficulty", "files"]
-    assert told["summary"]["missing_rollouts"] == 3
-    (agent,) = told["agents"]
+    result = json.loads(done.out)
+    assert list(result) == ["summary", "agents", "difficulty", "files"]
+    assert result["summary"]["missing_rollouts"] == 3
+    (agent,) = result["agents"]
     assert (agent["agent_ref"], agent["num_tasks"], agent["num_rollouts"]) == ({"name": "adder"}, 4, 7)
     assert agent["mean/reward"] == 4 / 7
-    assert told["difficulty"] == {
+    assert result["difficulty"] == {
         "never_solved": {"tasks": 1, "share": 0.25},
         "sometimes_solved": {"tasks": 1, "share": 0.25},
         "always_solved": {"tasks": 2, "share": 0.5},
         "without_reward": {"tasks": 0, "share": 0.0},
     }
-    assert told["files"] == {
+    assert result["files"] == {
         "reward_profiling": "run_reward_profiling.jsonl",
         "agent_metrics": "run_agent_metrics.json",
     }
@@ -108,7 +108,7 @@ def test_run_without_a_rollout_has_no_tables(ng: Ng, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ((), ["rollouts_jsonl_fpath"]),
         ((ROLLOUTS,), ["3 of the 10 rollouts", "3:1, 4:0, 4:1;", "+allow_partial_rollouts=true"]),
@@ -122,9 +122,9 @@ def test_run_without_a_rollout_has_no_tables(ng: Ng, run: Path) -> None:
     ],
 )
 def test_mistakes_are_one_complaint_and_nothing_is_written(
-    ng: Ng, tmp_path: Path, arguments: tuple[str, ...], told: list[str]
+    ng: Ng, tmp_path: Path, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    ng("reward_profile", *arguments).assert_complains(*told)
+    ng("reward_profile", *arguments).assert_complains(*expected)
     assert len(list(tmp_path.iterdir())) == 2
 
 

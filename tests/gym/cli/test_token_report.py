@@ -148,18 +148,18 @@ def test_kinds_of_log_probabilities_that_differ_are_warned_of(ng: Ng, rollouts: 
 
 
 @pytest.mark.parametrize(
-    ("records", "told"),
+    ("records", "expected"),
     [
         ([record([message()])], "No rollout has token ids. To collect them,"),
         ([], "The file contains no rollouts"),
     ],
 )
 def test_a_file_without_token_ids_fails_unless_that_is_allowed(
-    ng: Ng, rollouts: Path, records: list[dict[str, Any]], told: str
+    ng: Ng, rollouts: Path, records: list[dict[str, Any]], expected: str
 ) -> None:
     write(rollouts, records)
     done = ng("token_report", "rollouts.jsonl")
-    assert done.code == 1 and f"\n{told}" in done.out
+    assert done.code == 1 and f"\n{expected}" in done.out
     assert ng("token_report", "rollouts.jsonl", "+allow_missing=true").code == 0
     assert ng("token_report", "rollouts.jsonl", "--json").code == 1
 
@@ -206,7 +206,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ((), ["rollouts_jsonl_fpath"]),
         (("gone.jsonl",), ["gone.jsonl", "No such file"]),
@@ -217,6 +217,6 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
     ],
 )
 def test_arguments_that_are_wrong_are_one_complaint(
-    ng: Ng, arguments: tuple[str, ...], told: list[str]
+    ng: Ng, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    ng("token_report", *arguments).assert_complains(*told)
+    ng("token_report", *arguments).assert_complains(*expected)

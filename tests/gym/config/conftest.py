@@ -49,13 +49,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 @pytest.fixture
 def load(write: Write) -> Load:
-    """Loads a configuration as a command would, from its arguments."""
+    """Loads a configuration from arguments, like a command."""
     return lambda *argv: load_config(overrides=parse_arguments(argv))
 
 
 @pytest.fixture
 def two_files(write: Write) -> str:
-    """A small valid configuration; the argument that names its files."""
+    """Write a small valid configuration; return the argument that names its files."""
     write("calc.yaml", ENVIRONMENT)
     write("model.yaml", MODEL)
     return "+config_paths=[calc.yaml,model.yaml]"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nemo_gym.config.merge import deep_merge
 from nemo_gym.errors import ConfigError
 
-# Leaves and mappings have different keys, so that no value changes between the two.
+# Leaves and mappings have different keys: no value changes from one to the other.
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.just("???"), st.lists(st.integers(), max_size=2)
 )

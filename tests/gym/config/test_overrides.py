@@ -137,8 +137,8 @@ def test_quotes_give_their_content() -> None:
 @given(st.text())
 def test_any_unicode_text_of_a_string_field_is_kept(text: str) -> None:
     assume(text == text.strip(" \t") and text != "null")
-    assume(not any(mark in text for mark in "'\"\\"))  # quoting and escaping are the grammar's
-    assume("(" not in text)  # str(3), lower(A): the grammar's functions
+    assume(not any(mark in text for mark in "'\"\\"))  # Hydra's rules for quotes and escapes apply
+    assume("(" not in text)  # functions of Hydra's grammar: str(3), lower(A)
     assert parse_arguments([f"+name={text}"], string_fields={"name"}).values == {"name": text}
     assert parse_arguments([f"--name={text}"], string_fields={"name"}).texts == {"name": text}
 

@@ -105,5 +105,5 @@ def test_dictconfigs_are_masked_too() -> None:
 
 def test_secret_in_a_text_block_is_found_line_by_line() -> None:
     secrets = secret_values({"policy_api_key": "sk-abcdef123456\n", "my_secret": "first-line\nsecond-line\n"})
-    told = redact("sk-abcdef123456, first-line and second-line", secrets)
-    assert told == "****, **** and ****"
+    redacted = redact("sk-abcdef123456, first-line and second-line", secrets)
+    assert redacted == "****, **** and ****"

@@ -14,7 +14,7 @@ def component_modules() -> dict[str, ModuleType]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory; components that are loaded meanwhile are forgotten afterwards."""
+    """An empty working directory; components loaded by the test are unloaded after it."""
     monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
     monkeypatch.chdir(tmp_path)
     before = component_modules()

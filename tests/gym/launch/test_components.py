@@ -1,4 +1,4 @@
-"""Component folders as modules: found under any root, never colliding."""
+"""Component folders as modules: found under any root, without name collisions."""
 
 import asyncio
 import sys
@@ -14,14 +14,14 @@ from tests.support.components import SERVER, write_component, write_files
 
 
 def ask(config_paths: str | list[str], *servers: str) -> list[Any]:
-    """What each server, hosted here, answers at /ask."""
+    """Host the servers in this process; return the response of each to `/ask`."""
 
-    async def all_answers() -> list[Any]:
+    async def call_all() -> list[Any]:
         async with nemo_gym.open_servers(config_paths) as client:
-            answers = [await client.post(server, "/ask", json={}) for server in servers]
-            return [(await answer.json())["answer"] for answer in answers]
+            responses = [await client.post(server, "/ask", json={}) for server in servers]
+            return [(await response.json())["answer"] for response in responses]
 
-    return asyncio.run(all_answers())
+    return asyncio.run(call_all())
 
 
 def load_error(config_path: str) -> str:
@@ -45,8 +45,8 @@ def test_shipped_component_is_found_from_any_folder(folder: Path) -> None:
     async def calculate() -> Any:
         paths = ["resources_servers/calculator/configs/calculator.yaml", "model.yaml"]
         async with nemo_gym.open_servers(paths) as client:
-            answer = await client.post("calculator", "/calculator", json={"expression": "6*7"})
-            return await answer.json()
+            response = await client.post("calculator", "/calculator", json={"expression": "6*7"})
+            return await response.json()
 
     write_files(folder, {"model.yaml": OWN_MODEL})
     write_files(folder / "responses_api_models/own_model", {"app.py": OWN_MODEL_APP})
@@ -80,11 +80,11 @@ def test_one_name_under_two_roots_means_each_in_its_turn(
     for root in ("a", "b"):
         app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
         config = write_component(folder / root, "wanders", app, {"utils.py": f"WORD = '{root}'"})
-    answers = []
+    found = []
     for roots in ("a", "b", "a", "b:a", "a:b"):
         monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", ":".join(str(folder / root) for root in roots.split(":")))
-        answers += ask(config, "wanders")
-    assert answers == ["a", "b", "a", "b", "a"]
+        found += ask(config, "wanders")
+    assert found == ["a", "b", "a", "b", "a"]
 
 
 def test_own_copy_never_borrows_siblings_of_the_copy_it_shadows(
@@ -206,7 +206,7 @@ def test_component_that_is_not_there_says_where_it_was_looked_for(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("app", "told"),
+    ("app", "expected"),
     [
         (
             "\n\nraise RuntimeError('no such luck')",
@@ -223,7 +223,7 @@ def test_component_that_is_not_there_says_where_it_was_looked_for(folder: Path) 
         ),
     ],
 )
-def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str, told: str) -> None:
+def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str, expected: str) -> None:
     name = f"raises_{folder.name}"
     message = load_error(
         write_component(
@@ -231,7 +231,7 @@ def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str
         )
     )
     assert message.startswith(f"{name}: {folder}/resources_servers/{name}/")
-    assert told in message
+    assert expected in message
 
 
 def test_component_that_was_mended_loads_at_the_next_try(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Embedded hosting: all servers in this process, and nothing left of them afterwards."""
+"""Embedded hosting: all servers in this process; closing them leaves nothing behind."""
 
 import asyncio
 import resource
@@ -24,15 +24,15 @@ from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.server_utils import ServerClient
 from tests.support.components import SERVER, write_component, write_files
 
-TELLS = SERVER.replace("ANSWER}", "get_global_config_dict().get('word')}") + (
+RETURNS_WORD = SERVER.replace("ANSWER}", "get_global_config_dict().get('word')}") + (
     "from nemo_gym.global_config import get_global_config_dict\n"
 )
-"""Answers with the configuration's `word`."""
+"""A server that responds with the `word` of the configuration."""
 
 
 async def word(client: ServerClient, server: str) -> Any:
-    answer = await client.post(server, "/ask", json={})
-    return (await answer.json())["answer"]
+    response = await client.post(server, "/ask", json={})
+    return (await response.json())["answer"]
 
 
 def assert_nothing_is_open() -> None:
@@ -44,7 +44,7 @@ def assert_nothing_is_open() -> None:
 
 @pytest.mark.parametrize("given", ["text", "path", "list", "list of paths", "tuple"])
 def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
-    path = write_component(folder, "teller", TELLS)
+    path = write_component(folder, "word_server", RETURNS_WORD)
     write_files(folder, {"word.yaml": "word: from a file"})
     paths: Any = {
         "text": path,
@@ -54,11 +54,11 @@ def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
         "tuple": (path, "word.yaml"),
     }[given]
 
-    async def open_and_ask() -> Any:
+    async def open_and_call() -> Any:
         async with nemo_gym.open_servers(paths) as client:
-            return await word(client, "teller")
+            return await word(client, "word_server")
 
-    assert asyncio.run(open_and_ask()) == (None if given in ("text", "path") else "from a file")
+    assert asyncio.run(open_and_call()) == (None if given in ("text", "path") else "from a file")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
 def test_overrides_may_be_a_mapping_or_what_a_command_line_says(
     folder: Path, overrides: dict[str, Any] | list[str]
 ) -> None:
-    path = write_component(folder, "teller")
+    path = write_component(folder, "word_server")
 
     async def open_and_look() -> Any:
         async with nemo_gym.open_servers(path, overrides) as client:
@@ -85,13 +85,13 @@ def test_overrides_may_be_a_mapping_or_what_a_command_line_says(
 
 
 def test_environment_sees_the_configuration_it_is_hosted_with(folder: Path) -> None:
-    path = write_component(folder, "teller", TELLS)
+    path = write_component(folder, "word_server", RETURNS_WORD)
 
     async def one_after_the_other() -> list[Any]:
         words = []
         for text in ("first", "second"):
             async with nemo_gym.open_servers(path, {"word": text}) as client:
-                words.append(await word(client, "teller"))
+                words.append(await word(client, "word_server"))
             assert_nothing_is_open()
         return words
 
@@ -107,16 +107,16 @@ def test_configuration_is_there_when_a_module_is_imported_and_when_it_is_set_up(
     )
     path = write_component(folder, "early", app)
 
-    async def open_and_ask() -> Any:
+    async def open_and_call() -> Any:
         async with nemo_gym.open_servers(path, {"word": "hello"}) as client:
             return await word(client, "early")
 
-    assert asyncio.run(open_and_ask()) == ["hello", "hello"]
+    assert asyncio.run(open_and_call()) == ["hello", "hello"]
 
 
 def test_servers_opened_inside_others_leave_those_as_they_were(folder: Path) -> None:
-    outer_path = write_component(folder, "outer", TELLS)
-    inner_path = write_component(folder, "inner", TELLS)
+    outer_path = write_component(folder, "outer", RETURNS_WORD)
+    inner_path = write_component(folder, "inner", RETURNS_WORD)
 
     async def nested() -> None:
         async with nemo_gym.open_servers(outer_path, {"word": "outside"}) as outer:
@@ -133,7 +133,7 @@ def test_servers_opened_inside_others_leave_those_as_they_were(folder: Path) -> 
 
 
 def test_closing_inner_servers_does_not_break_calls_of_the_outer_ones(folder: Path) -> None:
-    """Both use the process's HTTP client; a call of the outer servers is under way while the inner close."""
+    """Both use the HTTP client of the process; the inner servers close during a call of the outer ones."""
     path = write_component(folder, "calls_out", CALLS_OUT)
     inner_path = write_component(folder, "inner")
 
@@ -194,7 +194,7 @@ def test_lifespan_ends_as_usual_when_the_caller_is_in_trouble(folder: Path) -> N
 
 
 def with_lifespan(start: str) -> str:
-    """An environment that shows in a file of its folder, `up`, whether it is alive."""
+    """An environment that creates the file `up` in its folder and deletes it at shutdown."""
     return SERVER.replace(
         "super().setup_webserver()",
         "super().setup_webserver()\n        app.router.lifespan_context = lifespan",
@@ -291,7 +291,7 @@ def test_bad_input_is_an_error_of_its_kind_and_leaves_nothing_open(folder: Path,
     write_component(folder, "good")
     block = "{resources_servers: {good: {entrypoint: app.py, domain: other}}}"
     write_files(folder, {"good.yaml": f"good: {block}"})
-    spoil, error, told = BAD_INPUTS[kind]
+    spoil, error, expected = BAD_INPUTS[kind]
     spoil(folder)
 
     async def opened() -> None:
@@ -300,7 +300,7 @@ def test_bad_input_is_an_error_of_its_kind_and_leaves_nothing_open(folder: Path,
 
     with pytest.raises(error) as caught:
         asyncio.run(opened())
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert_nothing_is_open()
 
 
@@ -347,7 +347,7 @@ def test_importing_the_package_alone_loads_no_web_framework() -> None:
 
 
 def test_servers_may_be_closed_from_another_task(folder: Path) -> None:
-    path = write_component(folder, "teller", TELLS)
+    path = write_component(folder, "word_server", RETURNS_WORD)
 
     async def run() -> None:
         opened = nemo_gym.open_servers(path)
@@ -359,7 +359,7 @@ def test_servers_may_be_closed_from_another_task(folder: Path) -> None:
 
 
 def test_overlapping_servers_each_see_a_configuration_while_any_is_open(folder: Path) -> None:
-    path = write_component(folder, "teller", TELLS)
+    path = write_component(folder, "word_server", RETURNS_WORD)
 
     async def run() -> list[Any]:
         first = nemo_gym.open_servers(path, {"word": "first"})
@@ -367,9 +367,9 @@ def test_overlapping_servers_each_see_a_configuration_while_any_is_open(folder: 
         await first.__aenter__()
         client = await second.__aenter__()
         await first.__aexit__(None, None, None)
-        told = await word(client, "teller")
+        received = await word(client, "word_server")
         await second.__aexit__(None, None, None)
-        return [told, maybe_get_global_config_dict()]
+        return [received, maybe_get_global_config_dict()]
 
     assert asyncio.run(run()) == ["second", None]
 
@@ -390,7 +390,7 @@ class Server(SimpleResourcesServer):
         return app
 
     async def verify(self, request: Request, body: BaseVerifyRequest):
-        raise JudgeError("nobody home")
+        raise JudgeError("no response")
 """
 
 
@@ -405,5 +405,5 @@ def test_failed_judge_is_filed_though_the_application_is_the_environments_own(fo
     assert asyncio.run(run()) == row | {
         "reward": 0.0,
         "_ng_failure_class": "judge_failed",
-        "_ng_failure_judge_error": "nobody home",
+        "_ng_failure_judge_error": "no response",
     }

@@ -6,7 +6,7 @@ from nemo_gym.launch.limits import raise_file_limit
 
 
 class Limits:
-    """A system with a limit of open files that it enforces, and a hard limit that it reports."""
+    """A system that enforces a lower limit of open files than the hard limit it reports."""
 
     def __init__(self, soft: int, hard: int, enforced: int) -> None:
         self.soft, self.hard, self._enforced = soft, hard, enforced

@@ -1,4 +1,4 @@
-"""Lines of a log: whole, and without secrets, however the bytes arrive."""
+"""Log lines are complete and contain no secrets, however the bytes arrive."""
 
 from hypothesis import given
 from hypothesis import strategies as st

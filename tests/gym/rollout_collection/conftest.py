@@ -1,4 +1,4 @@
-"""A folder in which rollouts are collected."""
+"""A folder to collect rollouts in."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.support.answering_agent import Playground, row
 
 @pytest.fixture
 def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
-    """Three rows, and an agent that answers them; the working directory."""
+    """Three rows and an agent that plays them, in the working directory."""
     monkeypatch.delenv("NEMO_GYM_EXTRA_ROOTS", raising=False)
     monkeypatch.delenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", raising=False)
     monkeypatch.chdir(tmp_path)

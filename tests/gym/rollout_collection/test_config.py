@@ -1,4 +1,4 @@
-"""The configuration classes: what they take, what they refuse, and in which words."""
+"""The configuration classes: accepted values, rejected values, messages."""
 
 from pathlib import Path
 from typing import Any
@@ -137,15 +137,15 @@ BAD: list[tuple[str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "told"), BAD)
+@pytest.mark.parametrize(("field", "value", "expected"), BAD)
 def test_bad_value_is_one_message_with_field_value_and_what_is_allowed(
-    field: str, value: Any, told: list[str]
+    field: str, value: Any, expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         validate_fields(RolloutCollectionConfig, {**PATHS, field: value})
     message = str(refused.value)
     assert message.startswith(f"{field}: ") and "\n" not in message
-    assert all(text in message for text in told), message
+    assert all(text in message for text in expected), message
     with pytest.raises(ValidationError):
         RolloutCollectionConfig.model_validate({**PATHS, field: value})
 

@@ -1,4 +1,4 @@
-"""The way in from Python: what `RolloutCollectionHelper` gives back and what stands in the files."""
+"""The Python API: results of `RolloutCollectionHelper` and the files it writes."""
 
 import asyncio
 import json
@@ -80,16 +80,18 @@ def test_rollout_is_the_response_with_the_key_and_the_agent_of_the_row(playgroun
 
 
 @pytest.mark.parametrize(
-    "said",
+    "extra",
     [
         {},
-        {"_ng_task_index": 99, "_ng_rollout_index": 99, "agent_ref": {"name": "somebody"}},
+        {"_ng_task_index": 99, "_ng_rollout_index": 99, "agent_ref": {"name": "other"}},
         {"_ng_task_index": 1.0, "_ng_rollout_index": False, "agent_ref": {"name": "answering"}},
         {"_ng_task_index": "1", "_ng_rollout_index": None, "agent_ref": None},
     ],
 )
-def test_rollout_has_the_key_of_its_row_whatever_the_agent_returns(playground: Playground, said: Row) -> None:
-    playground.answer("1:0", json.dumps({"reward": 0.5, "big": 2**70, **said}))
+def test_rollout_has_the_key_of_its_row_whatever_the_agent_returns(
+    playground: Playground, extra: Row
+) -> None:
+    playground.answer("1:0", json.dumps({"reward": 0.5, "big": 2**70, **extra}))
     playground.collect()
     [rollout] = [one for one in records_of(playground.output) if one["reward"] == 0.5]
     key = (rollout["_ng_task_index"], rollout["_ng_rollout_index"])
@@ -115,7 +117,7 @@ INDICES = '"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "a
 def test_every_rollout_is_one_line_that_strict_readers_take(playground: Playground, body: str) -> None:
     playground.answer("1:0", body)
     assert len(playground.collect()) == 3
-    with playground.output.open(encoding="utf-8") as file:  # its idea of a line is the widest
+    with playground.output.open(encoding="utf-8") as file:  # text mode splits at every kind of line end
         lines = list(file)
     assert len(lines) == 3
     rollouts = [json.loads(line, parse_constant=pytest.fail) for line in lines]
@@ -170,7 +172,7 @@ def test_failure_that_the_agent_declares_goes_to_the_failures_and_is_never_avera
 ) -> None:
     playground.answer("1:0", reward=-100.0, _ng_failure_class="bad_weather")
     assert keys_of(playground.collect()) == ["0:0", "2:0"]
-    assert playground.played() == ["0:0", "1:0", "2:0"]  # it knows best: no second try
+    assert playground.played() == ["0:0", "1:0", "2:0"]  # a declared failure is not retried
     [failure] = records_of(playground.failures)
     assert failure["_ng_failure_class"] == "bad_weather"
     assert "reward" not in failure and "response" not in failure
@@ -183,19 +185,19 @@ def test_run_says_what_it_will_do(playground: Playground, capsys: Capture) -> No
     playground.give({"q": 1}, {"q": 2}, {"q": 3})
     playground.collect(
         limit=2,
-        num_repeats={"answering": 3, "nobody": 1},
+        num_repeats={"answering": 3, "absent": 1},
         num_repeats_add_seed=True,
         responses_create_params={"temperature": 0.25},
         prompt_config="prompt.yaml",
         num_samples_in_parallel=7,
     )
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     for text in ("limit 2", "'answering': 3", "with seeds", "agent answering", "'temperature': 0.25"):
-        assert text in told
-    assert "prompt.yaml" in told and "At most 7 rollouts" in told and "embedded" in told
-    assert "6 rollouts to run" in told
-    assert "warning: num_repeats has entries for agents that do not occur: nobody" in told
-    assert "Collecting rollouts: 6/6" in told
+        assert text in stderr
+    assert "prompt.yaml" in stderr and "At most 7 rollouts" in stderr and "embedded" in stderr
+    assert "6 rollouts to run" in stderr
+    assert "warning: num_repeats has entries for agents that do not occur: absent" in stderr
+    assert "Collecting rollouts: 6/6" in stderr
 
 
 @pytest.mark.parametrize(
@@ -267,17 +269,17 @@ def test_further_fields_of_a_row_travel_untouched_to_the_verifier_and_into_the_r
 
 
 class SlowEndpoint(ScriptedEndpoint):
-    """Keeps every request until enough of them are there; `a` is kept until another was answered."""
+    """Holds requests until `enough` are in flight, and `a` until another request has its response."""
 
     def __init__(self, enough: int) -> None:
-        super().__init__(self.answer)
+        super().__init__(self.respond_to)
         self.most = 0
         self._enough = enough
         self._in_flight = 0
         self._full = asyncio.Event()
         self._other_done = asyncio.Event()
 
-    def answer(self, request: Row) -> list[Item] | web.Response:
+    def respond_to(self, request: Row) -> list[Item] | web.Response:
         if user_text(request) == "bad":
             return web.json_response({"error": "no"}, status=400)
         return [message("The answer is 1.")]
@@ -299,7 +301,7 @@ class SlowEndpoint(ScriptedEndpoint):
 
 
 def examples(*texts: str) -> list[Row]:
-    """Rows as `run_examples` takes them."""
+    """Input rows for `run_examples`."""
     ref = {"name": CALCULATOR_AGENT}
     return [
         row(text, agent_ref=ref, expected_answer="1", _ng_task_index=task, _ng_rollout_index=0)

@@ -1,4 +1,4 @@
-"""What a dry run says, and that it does nothing else."""
+"""The output of a dry run, and that a dry run changes nothing."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ from tests.support.commands import free_port
 Capture = pytest.CaptureFixture[str]
 
 
-def told(
+def dry_run_text(
     playground: Playground, servers: Servers | None = None, max_attempts: int = 3, **settings: Any
 ) -> str:
     return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers, max_attempts))
 
 
 def content(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file with its content and when it was written."""
+    """Content and modification time of every file."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
@@ -36,25 +36,25 @@ AGENTS = Servers({"answering": {"responses_api_agents": {"answering": {"entrypoi
 
 
 def test_agents_are_checked_where_there_are_servers(playground: Playground) -> None:
-    assert "checked" not in told(playground, AGENTS)
+    assert "checked" not in dry_run_text(playground, AGENTS)
     with pytest.raises(ConfigError, match=r"no agent 'answerin' among the servers.*did you mean answering"):
-        told(playground, AGENTS, agent_name="answerin")
+        dry_run_text(playground, AGENTS, agent_name="answerin")
 
 
 def test_without_servers_it_says_that_agents_were_not_checked(playground: Playground) -> None:
-    text = told(playground, None, agent_name="whoever")
-    assert "whoever: 3 rollouts" in text
+    text = dry_run_text(playground, None, agent_name="unknown")
+    assert "unknown: 3 rollouts" in text
     assert "The agents were not checked: no servers are configured" in text
 
 
 def test_repeats_of_agents_that_never_occur_are_warned_of(playground: Playground) -> None:
-    text = told(playground, num_repeats={"answering": 2, "nobody": 3})
-    assert "warning: num_repeats has entries for agents that do not occur: nobody" in text
+    text = dry_run_text(playground, num_repeats={"answering": 2, "absent": 3})
+    assert "warning: num_repeats has entries for agents that do not occur: absent" in text
 
 
 def test_tokens_are_those_of_all_rows(playground: Playground) -> None:
     playground.give(row("x" * 4_000), *(row("y" * 36_000, n=number) for number in range(3)))
-    [tokens] = re.findall(r"About ([\d,]+) input tokens", told(playground, num_repeats=2))
+    [tokens] = re.findall(r"About ([\d,]+) input tokens", dry_run_text(playground, num_repeats=2))
     assert int(tokens.replace(",", "")) == pytest.approx(2 * (1_000 + 3 * 9_000), rel=0.01)
 
 
@@ -63,9 +63,9 @@ def test_most_output_tokens_are_shown_if_every_row_has_a_limit(playground: Playg
         {"responses_create_params": {"input": "a", "max_output_tokens": bound}} for bound in (100, 1_000)
     ]
     playground.give(*bounded)
-    assert "at most 2,200 output tokens per call" in told(playground, num_repeats=2)
+    assert "at most 2,200 output tokens per call" in dry_run_text(playground, num_repeats=2)
     playground.give(*bounded, row("b"))
-    assert "output tokens" not in told(playground)
+    assert "output tokens" not in dry_run_text(playground)
 
 
 def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_nothing(
@@ -79,7 +79,7 @@ def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_
     with playground.failures.open("ab") as file:
         file.write(b"torn")
     before = content(playground.folder)
-    text = told(playground, num_repeats=2, resume_from_cache=True)
+    text = dry_run_text(playground, num_repeats=2, resume_from_cache=True)
     assert "Resuming: 6 rollouts planned, 4 done, 1 skipped, 1 remaining" in text
     assert content(playground.folder) == before
     playground.answer_well()
@@ -93,8 +93,10 @@ def test_rollouts_whose_attempts_are_spent_are_skipped(
 ) -> None:
     playground.answer("1:0", "no rollout")
     playground.collect()
-    assert "2 done, 0 skipped, 1 remaining" in told(playground, resume_from_cache=True)
-    assert "2 done, 1 skipped, 0 remaining" in told(playground, max_attempts=1, resume_from_cache=True)
+    assert "2 done, 0 skipped, 1 remaining" in dry_run_text(playground, resume_from_cache=True)
+    assert "2 done, 1 skipped, 0 remaining" in dry_run_text(
+        playground, max_attempts=1, resume_from_cache=True
+    )
     monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", "1")
     playground.collect(resume_from_cache=True, dry_run=True)
     assert "2 done, 1 skipped, 0 remaining" in capsys.readouterr().err
@@ -102,7 +104,7 @@ def test_rollouts_whose_attempts_are_spent_are_skipped(
 
 def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
     playground.collect(limit=2)
-    text = told(playground, num_repeats=2, resume_from_cache=True)
+    text = dry_run_text(playground, num_repeats=2, resume_from_cache=True)
     assert "Resuming: 6 rollouts planned, 2 done, 0 skipped, 4 remaining" in text
 
 
@@ -111,12 +113,12 @@ def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playgro
     playground.collect(num_repeats=2)
     playground.input.unlink()
     before = content(playground.folder)
-    text = told(playground, num_repeats=2, resume_from_cache=True)
+    text = dry_run_text(playground, num_repeats=2, resume_from_cache=True)
     assert "input.jsonl: not found; continuing with" in text
     assert "Dry run: 3 rows, 6 rollouts" in text
     assert "Resuming: 6 rollouts planned, 5 done, 0 skipped, 1 remaining" in text
     with pytest.raises(ChangedInputsError, match="not found; it is needed because the plan has changed"):
-        told(playground, num_repeats=3, resume_from_cache=True)
+        dry_run_text(playground, num_repeats=3, resume_from_cache=True)
     assert content(playground.folder) == before
 
 
@@ -133,18 +135,18 @@ def test_resume_that_a_run_would_refuse_is_refused(
     playground.collect(limit=2)
     settings = {"limit": 2, "resume_from_cache": True, **settings}
     with pytest.raises(ChangedInputsError, match=change):
-        told(playground, **settings)
-    assert change in told(playground, allow_changed_inputs=True, **settings)
+        dry_run_text(playground, **settings)
+    assert change in dry_run_text(playground, allow_changed_inputs=True, **settings)
 
 
 def test_resume_with_other_servers_is_refused(playground: Playground) -> None:
     playground.collect()
     with pytest.raises(ChangedInputsError, match="openai_model: was 'some-model', is not set"):
-        told(playground, AGENTS, resume_from_cache=True)
+        dry_run_text(playground, AGENTS, resume_from_cache=True)
 
 
 def test_nothing_to_resume_is_said_with_what_is_missing(playground: Playground) -> None:
-    text = told(playground, resume_from_cache=True)
+    text = dry_run_text(playground, resume_from_cache=True)
     missing = "out/rollouts_materialized_inputs.jsonl and out/rollouts.jsonl"
     assert f"Nothing to resume: {missing} not found" in text
     assert "Resuming" not in text
@@ -153,14 +155,14 @@ def test_nothing_to_resume_is_said_with_what_is_missing(playground: Playground) 
 def test_without_the_flag_an_earlier_run_does_not_count(playground: Playground) -> None:
     playground.collect()
     before = content(playground.folder)
-    assert "Resuming" not in told(playground)
+    assert "Resuming" not in dry_run_text(playground)
     assert content(playground.folder) == before
 
 
 def test_dry_run_from_python_prints_the_same_and_returns_nothing(
     playground: Playground, capsys: Capture
 ) -> None:
-    expected = told(playground, AGENTS, num_repeats=2)
+    expected = dry_run_text(playground, AGENTS, num_repeats=2)
     assert playground.collect(num_repeats=2, dry_run=True) == []
     assert capsys.readouterr().err == expected + "\n"
     assert playground.played() == [] and not playground.output.parent.exists()
@@ -176,11 +178,13 @@ def test_dry_run_from_python_needs_no_servers(playground: Playground, capsys: Ca
 
 
 def test_sample_is_the_first_row_without_secrets(playground: Playground) -> None:
-    text = told(playground, responses_create_params={"api_key": "sk-secret-1234567890"})
+    text = dry_run_text(playground, responses_create_params={"api_key": "sk-secret-1234567890"})
     sample = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert sample["responses_create_params"]["input"] == "a"
     assert "sk-secret" not in text
 
 
 def test_misspelt_parameter_is_reported(playground: Playground) -> None:
-    assert "did you mean temperature?" in told(playground, responses_create_params={"temprature": 0.7})
+    assert "did you mean temperature?" in dry_run_text(
+        playground, responses_create_params={"temprature": 0.7}
+    )

@@ -1,4 +1,4 @@
-"""What is said at the end of a run."""
+"""The report at the end of a run."""
 
 import pytest
 
@@ -9,9 +9,9 @@ Capture = pytest.CaptureFixture[str]
 
 def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playground, capsys: Capture) -> None:
     playground.collect()
-    told = capsys.readouterr()
-    assert told.out == ""
-    lines = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
     assert lines[lines.index("Key metrics of answering:") :] == [
         "Key metrics of answering:",
         "{",
@@ -43,11 +43,11 @@ def test_failures_are_reported_with_their_causes_and_how_to_resume(
 ) -> None:
     playground.answer("1:0", "no rollout", status=400)
     playground.collect()
-    told = capsys.readouterr().err
-    assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in told
-    assert "\n  1 x data: ServerCallError 400" in told
-    assert "\nFailures: out/rollouts_failures.jsonl\n" in told
-    assert told.endswith("The same command with +resume_from_cache=true runs the missing rollouts.\n")
+    stderr = capsys.readouterr().err
+    assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in stderr
+    assert "\n  1 x data: ServerCallError 400" in stderr
+    assert "\nFailures: out/rollouts_failures.jsonl\n" in stderr
+    assert stderr.endswith("The same command with +resume_from_cache=true runs the missing rollouts.\n")
 
 
 def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
@@ -58,10 +58,10 @@ def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
     playground.answer_well()
     capsys.readouterr()
     playground.collect(resume_from_cache=True)
-    told = capsys.readouterr().err
-    assert "3 planned = 3 succeeded + 0 failed" in told
-    assert "\nFailures of earlier runs: out/rollouts_failures.jsonl\n" in told
-    assert "\nFailures: " not in told
+    stderr = capsys.readouterr().err
+    assert "3 planned = 3 succeeded + 0 failed" in stderr
+    assert "\nFailures of earlier runs: out/rollouts_failures.jsonl\n" in stderr
+    assert "\nFailures: " not in stderr
 
 
 def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: Capture) -> None:
@@ -69,14 +69,14 @@ def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: 
     playground.collect()
     capsys.readouterr()
     playground.collect(resume_from_cache=True)
-    told = capsys.readouterr().err
-    assert "\nFailures: out/rollouts_failures.jsonl\n" in told
-    assert told.endswith("Not all rollouts succeeded.\n")  # nothing that a resumed run would run
+    stderr = capsys.readouterr().err
+    assert "\nFailures: out/rollouts_failures.jsonl\n" in stderr
+    assert stderr.endswith("Not all rollouts succeeded.\n")  # a resumed run would have nothing to run
 
 
 def test_every_line_of_the_end_has_a_name_of_its_own(playground: Playground, capsys: Capture) -> None:
     playground.answer("1:0", "no rollout", status=400)
     playground.collect()
-    told = capsys.readouterr().err
-    names = [line.partition(": ")[0] for line in told[told.index("Result: ") :].splitlines()]
+    stderr = capsys.readouterr().err
+    names = [line.partition(": ")[0] for line in stderr[stderr.index("Result: ") :].splitlines()]
     assert len(names) == len(set(names))

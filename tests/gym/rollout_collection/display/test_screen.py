@@ -1,4 +1,4 @@
-"""The progress of a run, as people see it."""
+"""The progress display of a run, as it looks on a terminal."""
 
 import fcntl
 import io
@@ -19,7 +19,7 @@ _STEP = re.compile(r"\x1b\[A|\r|\n|[^\x1b\r\n]+")
 
 
 class Terminal(io.StringIO):
-    """A stream that claims to be a terminal, and the rows of its screen."""
+    """A stream that behaves like a terminal and keeps the rows of its screen."""
 
     encoding = "utf-8"
 
@@ -119,7 +119,7 @@ def test_text_of_others_neither_controls_the_terminal_nor_the_format(terminal: T
 
 @pytest.mark.parametrize("columns", [0, 20, 40, 60, 79, 80, 81, 120, 200])
 def test_lines_fit_the_terminal_that_is_written_to(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if standard output is a file. 0 columns means that the size is not known."""
+    """Also if standard output is a file. 0 columns: the terminal does not report its size."""
     monkeypatch.setenv("COLUMNS", "100")
     reader, writer = os.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

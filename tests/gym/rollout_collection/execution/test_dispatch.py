@@ -1,4 +1,4 @@
-"""Dispatch: exactly one outcome per rollout, whatever its code does and whenever the run ends."""
+"""Dispatch: exactly one outcome per rollout, whatever its code does and however the run ends."""
 
 import asyncio
 from collections import Counter

@@ -21,7 +21,7 @@ from tests.support.memory_link import MemoryLink, RunWorker, WorkerCrash, Worker
 
 AGENT = {"name": "agent"}
 PATIENT = PoolPolicy(teardown_s=0.05, exit_s=5.0)
-"""Waits longer than any of these tests takes, where a test does not wait for the end of it."""
+"""Short where tests wait for the delay to end; otherwise longer than any test takes."""
 ROLLOUTS = RolloutPolicy(60.0, RetryPolicy(attempts=1), teardown_s=0.05)
 WORKERS = WorkerPolicy(flush_s=0.0, report_s=0.01)
 
@@ -40,7 +40,7 @@ class Run:
     pool: WorkerPool | None = None
 
     def play(self, worker: RunWorker, during: Callable[[WorkerPool], Awaitable[None]] | None = None) -> None:
-        """Play all rollouts with workers like this one; `during` runs beside it."""
+        """Play all rollouts with such workers; `during` runs at the same time."""
 
         async def play() -> None:
             self.pool = pool = WorkerPool(partial(self._start, worker), self.shares, self.policy)
@@ -95,7 +95,7 @@ def finished(rollouts: list[PlannedRollout]) -> Finished:
 
 
 def dying(is_deadly: Callable[[list[int]], bool]) -> RunWorker:
-    """A worker that dies with everything it was just given, if that is deadly; else it plays it at once."""
+    """A worker that crashes on a batch of rollouts that `is_deadly`; it finishes others at once."""
 
     async def run_worker(end: WorkerEnd) -> None:
         end.send(Ready())

@@ -1,4 +1,4 @@
-"""Resuming: what is done is not run again, what failed is tried as often as it may, nothing is lost."""
+"""Resuming: finished rollouts are not run again, failed ones until their attempts are spent."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from tests.support.components import write_files
 Capture = pytest.CaptureFixture[str]
 
 NO_ROLLOUT = "[1, 2]"
-"""An answer that is the task's own fault."""
+"""A response that is a data failure."""
 
 
 def set_aside_of(playground: Playground) -> list[Path]:
-    """Files that hold what was moved out of the way, none of which a glob for rollouts finds."""
+    """The backups and torn lines that were set aside; a glob for `.jsonl` does not match them."""
     names = [path for path in playground.output.parent.iterdir() if path.suffix in (".bak", ".torn")]
     assert not any(path.name.endswith(".jsonl") for path in names)
     return sorted(names)
@@ -103,9 +103,9 @@ def test_without_an_earlier_run_the_missing_file_is_named_and_a_new_run_starts(
     capsys.readouterr()
     assert len(playground.collect(resume_from_cache=True)) == 3
     assert playground.played() == ["0:0", "1:0", "2:0"]
-    [told] = [line for line in capsys.readouterr().err.splitlines() if "Nothing to resume" in line]
-    assert ("rollouts.jsonl" in told) == ("output" in missing)
-    assert ("_materialized_inputs.jsonl" in told) == ("materialized" in missing)
+    [message] = [line for line in capsys.readouterr().err.splitlines() if "Nothing to resume" in line]
+    assert ("rollouts.jsonl" in message) == ("output" in missing)
+    assert ("_materialized_inputs.jsonl" in message) == ("materialized" in missing)
     assert len(records_of(playground.output)) == 3
 
 
@@ -125,8 +125,8 @@ def test_without_the_flag_all_files_of_the_earlier_run_are_set_aside(
     playground.collect()
     moved = set_aside_of(playground)
     assert {path.read_bytes() for path in moved} == before
-    told = capsys.readouterr().err
-    assert all(path.name in told for path in moved)
+    stderr = capsys.readouterr().err
+    assert all(path.name in stderr for path in moved)
     assert len(records_of(playground.output)) == len(records_of(playground.materialized)) == 1
     assert not playground.failures.exists()
     playground.collect()
@@ -161,7 +161,7 @@ SPOILT: dict[str, tuple[Any, list[str], str]] = {
 def test_bad_line_is_reported_with_its_number_and_set_aside(
     playground: Playground, capsys: Capture, kind: str
 ) -> None:
-    spoil, run_again, told = SPOILT[kind]
+    spoil, run_again, expected = SPOILT[kind]
     playground.collect(num_samples_in_parallel=1)
     whole = playground.output.read_text()
     playground.output.write_text(spoil(whole))
@@ -172,7 +172,7 @@ def test_bad_line_is_reported_with_its_number_and_set_aside(
     assert (
         sorted(keys_of(rollouts)) == sorted(keys_of(records_of(playground.output))) == ["0:0", "1:0", "2:0"]
     )
-    assert f"rollouts.jsonl{told}" in capsys.readouterr().err
+    assert f"rollouts.jsonl{expected}" in capsys.readouterr().err
     [kept] = set_aside_of(playground)
     assert kept.read_text().strip() in spoil(whole)
     assert len(kept.read_text().splitlines()) == 1
@@ -190,19 +190,19 @@ def test_whole_last_line_without_its_end_is_kept(playground: Playground) -> None
     assert set_aside_of(playground) == []
 
 
-@pytest.mark.parametrize(("most", "tries"), [(None, [2, 1, 0]), ("1", [1, 0]), ("5", [2, 2, 1, 0, 0])])
+@pytest.mark.parametrize(("most", "attempts"), [(None, [2, 1, 0]), ("1", [1, 0]), ("5", [2, 2, 1, 0, 0])])
 def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
     playground: Playground,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
     most: str | None,
-    tries: list[int],
+    attempts: list[int],
 ) -> None:
     if most is not None:
         monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", most)
     playground.give(row("a"))
     playground.answer("0:0", NO_ROLLOUT)
-    for number, expected in enumerate(tries):
+    for number, expected in enumerate(attempts):
         capsys.readouterr()
         assert list(playground.collect(resume_from_cache=True)) == []
         assert len(playground.played()) == expected, number
@@ -266,8 +266,8 @@ def test_torn_failures_file_is_repaired_too(playground: Playground, capsys: Capt
     whole = playground.failures.read_text()
     playground.failures.write_text("{half\n" + whole[:-5])
     playground.collect(resume_from_cache=True)
-    told = capsys.readouterr().err
-    assert "_failures.jsonl:1: the line is torn" in told and "_failures.jsonl:3: the line is torn" in told
+    stderr = capsys.readouterr().err
+    assert "_failures.jsonl:1: the line is torn" in stderr and "_failures.jsonl:3: the line is torn" in stderr
     assert len(records_of(playground.failures)) == 3
 
 
@@ -297,7 +297,7 @@ def test_other_plan_is_refused_with_what_differs_and_nothing_is_touched(
 
 
 def refuse(
-    playground: Playground, *told: str, advice: str = "+allow_changed_inputs=true", **settings: Any
+    playground: Playground, *expected: str, advice: str = "+allow_changed_inputs=true", **settings: Any
 ) -> None:
     before = {path.name: path.read_bytes() for path in playground.output.parent.iterdir()}
     playground.played()
@@ -305,7 +305,7 @@ def refuse(
         playground.collect(resume_from_cache=True, **settings)
     assert refused.value.exit_code == 2
     message = str(refused.value)
-    assert all(text in message for text in told), message
+    assert all(text in message for text in expected), message
     assert advice in message
     assert {path.name: path.read_bytes() for path in playground.output.parent.iterdir()} == before
     assert playground.played() == []
@@ -329,18 +329,18 @@ def test_fewer_repeats_are_refused(playground: Playground) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ({"policy_model_name": "better"}, "openai_model: was 'some-model', is 'better'"),
         ({"answering.responses_api_agents.answering.style": "rude"}, "style: was not set, is 'rude'"),
     ],
 )
 def test_other_model_or_agent_setting_is_refused(
-    playground: Playground, setting: dict[str, Any], told: str
+    playground: Playground, setting: dict[str, Any], expected: str
 ) -> None:
     playground.collect()
     playground.servers |= setting
-    refuse(playground, told)
+    refuse(playground, expected)
 
 
 def test_changes_are_accepted_with_allow_changed_inputs(playground: Playground, capsys: Capture) -> None:
@@ -353,11 +353,11 @@ def test_changes_are_accepted_with_allow_changed_inputs(playground: Playground, 
     rollouts = playground.collect(resume_from_cache=True, allow_changed_inputs=True)
     assert playground.played() == ["2:0"]
     assert [one["responses_create_params"]["input"] for one in rollouts] == ["a", "b", "other"]
-    told = capsys.readouterr().err
-    assert "is 'better'" in told and "is 'changed'" in told
+    stderr = capsys.readouterr().err
+    assert "is 'better'" in stderr and "is 'changed'" in stderr
     inputs = [one["responses_create_params"]["input"] for one in records_of(playground.materialized)]
     assert inputs == ["a", "b", "other"], "each as it was played"
-    playground.collect(resume_from_cache=True)  # from now on this is the plan
+    playground.collect(resume_from_cache=True)  # the new plan is accepted
 
 
 def test_corrected_row_is_attempted_again_however_often_it_has_failed(
@@ -366,7 +366,7 @@ def test_corrected_row_is_attempted_again_however_often_it_has_failed(
     playground.answer("1:0", NO_ROLLOUT)
     playground.answer("2:0", NO_ROLLOUT)
     playground.collect()
-    playground.collect(resume_from_cache=True)  # which uses up the attempts
+    playground.collect(resume_from_cache=True)  # uses up the attempts
     playground.played()
     playground.answer_well()
     playground.give(row("a"), row("put right"), row("c"))
@@ -457,7 +457,7 @@ def test_other_overrides_are_noticed_without_the_input_too(playground: Playgroun
     playground.collect()
     playground.input.unlink()
     other = {"responses_create_params": {"top_p": 1}}
-    for is_allowed in (False, True):  # without the input there is nothing to make another plan of
+    for is_allowed in (False, True):  # a new plan needs the input
         refuse(
             playground,
             "responses_create_params.top_p: was not set, is 1",

@@ -1,4 +1,4 @@
-"""From input line to materialized input: the worked example, and each step by itself."""
+"""From input line to materialized input: the worked example, and each step separately."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def planned(content: str | bytes, **config: Any) -> list[Row]:
 
 
 def refusal(content: str | bytes, **config: Any) -> str:
-    """Why the plan is refused: always a ValueError."""
+    """The message of the ValueError with which the plan is refused."""
     with pytest.raises(ValueError) as refused:
         planned(content, **config)
     return str(refused.value)
@@ -300,7 +300,7 @@ def test_what_a_row_holds_comes_through_untouched(fields: str) -> None:
     expected = {
         **json.loads(line), "agent_ref": {"name": "agent"}, "_ng_task_index": 0, "_ng_rollout_index": 0
     }  # fmt: skip
-    assert json.dumps(found) == json.dumps(expected)  # the order of the keys and the kinds of numbers too
+    assert json.dumps(found) == json.dumps(expected)  # also the order of keys and the types of numbers
 
 
 values = st.recursive(

@@ -1,4 +1,4 @@
-"""The manifest says what a run was made of, and no file of a run holds a secret."""
+"""The manifest identifies a run, and no file of a run contains a secret."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ def test_digest_follows_a_top_up(playground: Playground) -> None:
 
 
 def leak(request: dict[str, Any]) -> list[Item] | web.Response:
-    """An endpoint that repeats the key it was called with wherever it can."""
+    """An endpoint whose errors repeat the API key of the request."""
     status = {"bad": 400, "down": 503, "forbidden": 401}.get(user_text(request))
     if status is None:
         return [message("The answer is 1.")]

@@ -1,4 +1,4 @@
-"""An output is read whole, however many processes read it and whatever a killed run left of it."""
+"""An output is read completely by any number of processes, also after a run was killed."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ def record(task: int, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(params=[1, 2, 7])
 def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The output is large enough for so many, and the machine has the cores."""
+    """Read the output with this many processes: any size is large enough, and there are enough cores."""
     number: int = request.param
     monkeypatch.setattr(scan, "PART_BYTES", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))

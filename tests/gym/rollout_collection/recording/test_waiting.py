@@ -1,4 +1,4 @@
-"""What servers that run apart are asked."""
+"""Limits and activities, requested from served processes."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from tests.support.commands import free_port
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def answering(page: str) -> Handle:
+def responding_with(page: str) -> Handle:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(page)}\r\nconnection: close\r\n\r\n"
@@ -22,14 +22,14 @@ def answering(page: str) -> Handle:
     return handle
 
 
-async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()  # until the caller has had enough
+async def no_response(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()  # until the caller closes the connection
     writer.close()
 
 
 @asynccontextmanager
 async def serving(handle: Handle) -> AsyncIterator[str]:
-    """A server; gives its address."""
+    """Run a server; yields its address."""
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -37,11 +37,11 @@ async def serving(handle: Handle) -> AsyncIterator[str]:
 def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
     async def run() -> tuple[dict[str, int], float]:
         async with (
-            serving(answering('{"rollouts": [], "limits": {"host:1": 16, "host:2": 3}}')) as one,
-            serving(answering('{"rollouts": [], "limits": {"host:1": 8}}')) as other,
-            serving(answering("no JSON")) as strange,
-            serving(answering('{"detail": "Not Found"}')) as old,
-            serving(never) as silent,
+            serving(responding_with('{"rollouts": [], "limits": {"host:1": 16, "host:2": 3}}')) as one,
+            serving(responding_with('{"rollouts": [], "limits": {"host:1": 8}}')) as other,
+            serving(responding_with("no JSON")) as strange,
+            serving(responding_with('{"detail": "Not Found"}')) as old,
+            serving(no_response) as silent,
         ):
             limits = ServedLimits([one, silent, strange, f"http://127.0.0.1:{free_port()}", old, other])
             began = time.monotonic()
@@ -55,7 +55,7 @@ def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
 
 def test_limits_of_a_server_that_is_gone_are_forgotten() -> None:
     async def run() -> None:
-        async with serving(answering('{"limits": {"host:1": 16}}')) as url:
+        async with serving(responding_with('{"limits": {"host:1": 16}}')) as url:
             limits = ServedLimits([url])
             assert limits.latest == {}
             await limits.ask()
@@ -70,7 +70,7 @@ def test_status_shows_what_a_server_reports_about_a_rollout() -> None:
     async def run() -> list[str]:
         page = '{"rollouts": [{"rollout": "0:0", "waits_for": "3 s in model call 2", "error": ""}]}'
         status = {"oldest": [{"rollout": name, "waits_for": "the agent"} for name in ("0:0", "1:0")]}
-        async with serving(answering(page)) as one, serving(answering("[1, 2]")) as strange:
+        async with serving(responding_with(page)) as one, serving(responding_with("[1, 2]")) as strange:
             found = await asyncio.to_thread(with_server_activities, status, [strange, one])
             return [rollout["waits_for"] for rollout in found["oldest"]]
 

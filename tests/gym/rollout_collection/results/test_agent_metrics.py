@@ -1,4 +1,4 @@
-"""The aggregate metrics file: default metrics from columns, an environment's own from the environment."""
+"""The aggregate metrics file: default metrics from columns, custom ones from the environment."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def written(
     settings: Any = (),
     reads: bool = True,
 ) -> list[Record]:
-    """The file for these rollouts, with the servers of these configurations around."""
+    """Write the file for these rollouts with these servers hosted; return its entries."""
     path = Path("out_aggregate_metrics.json")
     given = {
         name: AgentRollouts(columns_of(records), partial(list, records) if reads else never)
@@ -154,7 +154,7 @@ def test_stock_agent_returns_the_metrics_of_its_environment(folder: Path, has_ow
 
 
 @pytest.mark.parametrize(
-    "cannot_tell",
+    "setup",
     [
         "        app = FastAPI()\n        app.post('/aggregate_metrics')(self.aggregate_metrics)\n",
         "        app = super().setup_webserver()\n        app.get('/x')(self.ask)\n"
@@ -162,8 +162,8 @@ def test_stock_agent_returns_the_metrics_of_its_environment(folder: Path, has_ow
     ],
     ids=["application of its own", "route taken away"],
 )
-def test_server_that_cannot_tell_may_have_metrics_of_its_own(folder: Path, cannot_tell: str) -> None:
-    app = AGENT + OWN + f"\n    def setup_webserver(self):\n{cannot_tell}        return app\n"
+def test_server_that_cannot_tell_may_have_metrics_of_its_own(folder: Path, setup: str) -> None:
+    app = AGENT + OWN + f"\n    def setup_webserver(self):\n{setup}        return app\n"
     app += "\n    async def ask(self) -> int:\n        return 1\n"
     app = "from fastapi import FastAPI\n" + app
     (entry,) = written({"old": [rollout(0)]}, [write_agent(folder, "old", app)])
@@ -243,7 +243,7 @@ def test_odd_numbers_never_reach_the_file(folder: Path) -> None:
 
 
 class Forwards(AggregatesMetrics):
-    """Leaves its metrics to a server that has none of its own."""
+    """Forwards to a server without custom metrics."""
 
     async def aggregate_metrics(self, body: Any) -> Any:
         raise AssertionError

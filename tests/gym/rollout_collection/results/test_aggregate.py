@@ -1,4 +1,4 @@
-"""Shards become one file and one set of metrics."""
+"""Shards are merged into one file and one set of metrics."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ def test_what_holds_no_rollouts_is_left_out() -> None:
     write_shard("a.jsonl", [rollout(0, 0)])
     for name in ("a_materialized_inputs.jsonl", "a_failures.jsonl", "a_reward_profiling.jsonl"):
         Path(name).write_text("no rollout\n")
-    for _ in range(2):  # the second time its own output is among the matches
+    for _ in range(2):  # now the glob matches the output too
         assert entries(aggregate("*.jsonl"))[0]["agent_metrics"]["mean/reward"] == 1.0
         assert keys(read("all.jsonl")) == [(0, 0)]
 
@@ -151,7 +151,7 @@ def test_glob_may_match_all_that_runs_leave_beside_their_rollouts() -> None:
     ):
         write_shard(f"in/{name}", [rollout(7, 7)])
     aggregate("in/*, in/.*", "in/all.jsonl")
-    aggregate("in/*, in/.*", "in/all.jsonl")  # what the first left is among the matches
+    aggregate("in/*, in/.*", "in/all.jsonl")  # the glob matches the output of the first run
     assert keys(read("in/all.jsonl")) == [(0, 0), (1, 0)]
 
 
@@ -284,12 +284,12 @@ def test_every_key_occurs_once_and_no_different_record_is_lost(shards: list[list
     for name, records in zip(names, shards, strict=True):
         write_shard(name, records)
     with Shards([Path(name) for name in names]) as loaded:
-        settled = loaded.load()
+        merged = loaded.load()
         found = [json.loads(one.line) for one in loaded]
         assert keys(found) == [one.key for one in loaded]
     different = {json.dumps(record, sort_keys=True) for records in shards for record in records}
     assert len(found) == len(different)
-    assert len(found) + settled.copies == sum(map(len, shards))
+    assert len(found) + merged.copies == sum(map(len, shards))
     assert keys(found) == sorted(set(keys(found)))
     assert sorted((one["_ng_task_index"], one["reward"]) for one in found) == sorted(
         (one["_ng_task_index"], one["reward"]) for one in map(json.loads, different)
@@ -361,7 +361,7 @@ def test_rollouts_missing_from_shards_are_reported_if_their_manifests_exist() ->
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0, 0.0)])
     write_shard("b.jsonl", [rollout(2, 0)])
     planned("a", agent=2)
-    assert "coverage" not in entries(aggregate("?.jsonl"))[0]  # nobody knows what b was to have
+    assert "coverage" not in entries(aggregate("?.jsonl"))[0]  # the plan of b is not known
     planned("b", agent=3)
     (entry,) = entries(aggregate("?.jsonl"))
     assert (entry["coverage"]["planned"], entry["coverage"]["missing"]) == (5, 2)
@@ -371,10 +371,10 @@ def test_repeated_key_in_one_shard_is_refused_with_its_lines() -> None:
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
     with pytest.raises(InputError) as caught:
         aggregate("a.jsonl")
-    told = str(caught.value)
-    assert "a.jsonl:3: repeats the key of line 1" in told
-    assert "a.jsonl:4: repeats the key of line 2" in told
-    assert "+skip_bad_lines=true" in told
+    message = str(caught.value)
+    assert "a.jsonl:3: repeats the key of line 1" in message
+    assert "a.jsonl:4: repeats the key of line 2" in message
+    assert "+skip_bad_lines=true" in message
     assert not Path("all.jsonl").exists()
 
 
@@ -382,7 +382,7 @@ def test_repeated_key_in_one_shard_counts_once_with_skip_bad_lines() -> None:
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0), rollout(0, 0, 0.0), rollout(1, 0)])
     (entry,) = entries(aggregate("a.jsonl", skip_bad_lines=True))
     assert keys(read("all.jsonl")) == [(0, 0), (1, 0)]
-    assert entry["agent_metrics"]["mean/reward"] == 1.0  # the first counts
+    assert entry["agent_metrics"]["mean/reward"] == 1.0  # the first record counts
 
 
 def test_lines_that_are_no_rollouts_are_left_out_on_demand(caplog: pytest.LogCaptureFixture) -> None:

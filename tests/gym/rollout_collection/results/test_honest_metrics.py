@@ -1,4 +1,4 @@
-"""What a collection says of its figures: what is missing, what was tried again, what was not finite."""
+"""Metrics report what limits them: missing rollouts, retries, values that are not finite."""
 
 import json
 from typing import Any
@@ -32,8 +32,8 @@ def test_missing_rollouts_are_reported_with_bounds_of_the_mean(
 ) -> None:
     playground.answer("1:0", "no rollout", status=400)
     playground.collect(num_repeats=2)
-    told = capsys.readouterr().err
-    assert "(95 % CI 0.29–1.00, 3 tasks × 2), 83 % complete, 0.83–1.00 if all missing fail/pass" in told
+    stderr = capsys.readouterr().err
+    assert "(95 % CI 0.29–1.00, 3 tasks × 2), 83 % complete, 0.83–1.00 if all missing fail/pass" in stderr
     assert entry(playground)["coverage"] == {
         "planned": 6,
         "completed": 5,
@@ -67,7 +67,7 @@ def test_agent_without_a_single_rollout_is_not_passed_over(playground: Playgroun
 
 def test_rollout_that_took_several_attempts_has_the_number_of_the_attempt(playground: Playground) -> None:
     playground.answer("1:0", "no rollout", status=503)
-    playground.collect()  # both tries fail
+    playground.collect()  # both attempts fail
     playground.answer_well()
     playground.collect(resume_from_cache=True)
     found = {one["_ng_task_index"]: one.get("_ng_attempt_index") for one in records_of(playground.output)}
@@ -88,7 +88,7 @@ def test_retries_that_score_differently_are_flagged_also_after_a_resume(
     playground.collect(resume_from_cache=True)
     flag = "warning: the 20 rollouts that needed a retry score 0.05 on average, the others 1.00"
     assert flag in capsys.readouterr().err
-    playground.collect(resume_from_cache=True)  # nothing is left: all is read from the file
+    playground.collect(resume_from_cache=True)  # nothing remains: all numbers come from the file
     assert flag in capsys.readouterr().err
 
 
@@ -121,7 +121,7 @@ def test_non_finite_values_of_a_retried_rollout_are_counted(playground: Playgrou
     playground.answer("1:0", speed=float("nan"))
     playground.collect(resume_from_cache=True)
     capsys.readouterr()
-    playground.collect(resume_from_cache=True)  # nothing is left: all is read from the file
+    playground.collect(resume_from_cache=True)  # nothing remains: all numbers come from the file
     assert "values that are NaN or infinite are left out: speed 1" in capsys.readouterr().err
 
 
@@ -135,9 +135,9 @@ def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
     playground.give(*(row(text) for text in "abcd"))
     capsys.readouterr()
     assert len(playground.collect(resume_from_cache=True)) == 4
-    told = capsys.readouterr().err
-    assert "warning: cannot compute the metrics: " in told
-    assert "Result: 4 planned = 4 succeeded" in told
+    stderr = capsys.readouterr().err
+    assert "warning: cannot compute the metrics: " in stderr
+    assert "Result: 4 planned = 4 succeeded" in stderr
     assert json.loads(playground.manifest.read_text())["state"] == "complete"
 
 
@@ -150,8 +150,8 @@ def test_rollouts_outside_the_plan_do_not_hide_what_is_missing(
     playground.answer("3:0", "no rollout", status=400)
     capsys.readouterr()
     playground.collect(resume_from_cache=True, allow_changed_inputs=True)
-    told = capsys.readouterr().err
-    assert "4 planned = 3 succeeded + 1 failed" in told
+    stderr = capsys.readouterr().err
+    assert "4 planned = 3 succeeded + 1 failed" in stderr
     assert entry(playground)["coverage"]["missing"] == 1
 
 
