@@ -103,7 +103,8 @@ def _stop(collection: Collection, display: Display, number: signal.Signals) -> N
     is_first = not collection.is_stopping
     collection.stop(name)
     if is_first:
-        display.note(f"{name}: running rollouts get 5 s to finish; repeat to stop immediately.")
+        grace = f"{collection.stop_grace_s:g} s"
+        display.note(f"{name}: running rollouts get {grace} to finish; repeat to stop immediately.")
     else:
         display.note(f"{name}: stopping immediately.")
 

@@ -16,7 +16,7 @@ from nemo_gym.rollout_collection.display.description import described
 from nemo_gym.rollout_collection.display.progress import Progress
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.executor import Executor
-from nemo_gym.rollout_collection.execution.executors import OpenedExecutor, executor_named
+from nemo_gym.rollout_collection.execution.executor_table import OpenedExecutor, executor_named
 from nemo_gym.rollout_collection.heartbeat import Heartbeat
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
@@ -47,8 +47,6 @@ class CollectionPolicy:
 
     max_rollout_attempts: int = 3
     """Attempts of a rollout whose input is at fault, over all runs: NEMO_GYM_MAX_ROLLOUT_ATTEMPTS."""
-    stop_grace_s: float = 5.0
-    """How long rollouts may go on when the run is asked to stop."""
     heartbeat_s: float = 1.0
     """Time between two syncs, updates of the display and of the status file."""
 
@@ -74,12 +72,16 @@ class Collection:
         self._stopped_by: str | None = None
 
     @property
+    def stop_grace_s(self) -> float:
+        return self._config.stop_grace_s
+
+    @property
     def is_stopping(self) -> bool:
         return self._stopped_by is not None
 
     def stop(self, reason: str) -> None:
         """End early: running rollouts have some seconds to finish. A second call ends the run at once."""
-        grace_s = self._policy.stop_grace_s if self._stopped_by is None else 0.0
+        grace_s = self._config.stop_grace_s if self._stopped_by is None else 0.0
         self._stopped_by = self._stopped_by or reason
         if self._executor is not None:
             self._executor.stop(grace_s)

@@ -62,6 +62,9 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     Each retry has the same limit. The default allows a long generation on a busy endpoint."""
     rollout_timeout_s: Seconds = 3600.0
     """Time limit, in seconds, of one attempt of a rollout, verification and clean-up included."""
+    stop_grace_s: Seconds = 5.0
+    """Time, in seconds, that running rollouts get to finish after the first Ctrl-C or SIGTERM. A second one
+    ends the run at once."""
     max_attempts: Positive = 6
     """Attempts of a rollout that fails because of servers, endpoints or time limits. One whose input is at
     fault is attempted twice per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS times (default 3) over all runs."""

@@ -135,10 +135,10 @@ def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> 
 
 def test_ctrl_c_cancels_rollouts_that_do_not_finish_within_the_grace_period(runs: Runs) -> None:
     runs.adder.trouble = gate = Gate(4)
-    collector = runs.start(num_samples_in_parallel=4)
+    collector = runs.start(num_samples_in_parallel=4, stop_grace_s=0.2)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
     collector.send(signal.SIGINT)
-    assert collector.wait(30) == 1
+    assert collector.wait() == 1
     assert "12 planned = 4 succeeded + 4 failed (4 cancelled) + 4 not run" in collector.output
     assert {failure["_ng_failure_class"] for failure in runs.failures} == {"cancelled"}
     gate.open()
@@ -148,15 +148,13 @@ def test_ctrl_c_cancels_rollouts_that_do_not_finish_within_the_grace_period(runs
 @pytest.mark.parametrize("settings", [{}, PROCESSES], ids=["local", "processes"])
 def test_second_ctrl_c_exits_at_once(runs: Runs, settings: dict[str, object]) -> None:
     runs.adder.trouble = gate = Gate(4)
-    collector = runs.start(num_samples_in_parallel=4, **settings)
+    collector = runs.start(num_samples_in_parallel=4, stop_grace_s=3600, **settings)
     collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) >= 4)
     workers = children_of(collector.pid)
     collector.send(signal.SIGINT)
     collector.wait_until(lambda: "repeat to stop immediately" in collector.output)
     collector.send(signal.SIGINT)
-    began = time.monotonic()
-    assert collector.wait(30) == 1
-    assert time.monotonic() - began < 4
+    assert collector.wait() == 1  # within much less than the grace period of an hour
     assert "12 planned = 4 succeeded + 4 failed (4 cancelled) + 4 not run" in collector.output
     assert "Traceback" not in collector.output
     assert not any(map(is_running, workers))

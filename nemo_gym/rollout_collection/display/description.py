@@ -2,7 +2,7 @@
 
 from nemo_gym.config import mask_secrets
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.execution.executors import ExecutorKind
+from nemo_gym.rollout_collection.execution.executor_table import ExecutorKind
 from nemo_gym.rollout_collection.servers import Servers
 
 

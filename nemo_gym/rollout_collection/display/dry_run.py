@@ -12,7 +12,7 @@ from nemo_gym.journal import read_lines
 from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.records import packed, parsed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.execution.executors import executor_named
+from nemo_gym.rollout_collection.execution.executor_table import executor_named
 from nemo_gym.rollout_collection.planning.materialize import find_input, materialize, materialized_before
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import check_without_input, missing_to_resume

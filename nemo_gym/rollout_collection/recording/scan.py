@@ -54,9 +54,9 @@ class Found:
             self.columns[agent].extend(columns)
 
 
-def recover_output(path: Path) -> tuple[Found, Recovery]:
+def recover_output(path: Path, *, part_bytes: int = PART_BYTES) -> tuple[Found, Recovery]:
     """Every rollout of an output, which is repaired first if a killed run left it torn."""
-    found, recovery = scan(path), Recovery()
+    found, recovery = scan(path, part_bytes=part_bytes), Recovery()
     if found is None or not found.index.is_unique():
         recovery = repair_output(path)
         found = _read_part(path, 0, path.stat().st_size)
@@ -87,12 +87,12 @@ def _read_line_by_line(path: Path, bad_lines: BadLines, once: bool) -> Found:
     return Found(index, _columns_of(intakes))
 
 
-def scan(path: Path) -> Found | None:
+def scan(path: Path, *, part_bytes: int = PART_BYTES) -> Found | None:
     """All rollouts of a file; None if any line is not a rollout."""
     size = path.stat().st_size
     # A process with threads must not be forked.
     cores = available_cores() if threading.active_count() == 1 else 1
-    parts = max(1, min(cores, size // PART_BYTES, _MOST_PARTS))
+    parts = max(1, min(cores, size // part_bytes, _MOST_PARTS))
     edges = [size * part // parts for part in range(parts + 1)]
     others = [_Reader(path, *span) for span in pairwise(edges[1:])]
     try:

@@ -17,8 +17,6 @@ from nemo_gym.types import ACTIVITY_PATH
 
 _ENDING = "_status.json"
 _ASK_S = 2.0
-_LIMITS_S = 1.0
-"""Time for a server to report its limits. They are requested every second."""
 
 
 def running_collections(output: str | None) -> list[dict[str, Any]]:
@@ -62,21 +60,23 @@ def _merged(own: dict[str, Any], reported: list[dict[str, Any]]) -> str:
 class ServedLimits:
     """Concurrent calls allowed per endpoint in servers of other processes, as last reported."""
 
-    def __init__(self, server_urls: Iterable[str]) -> None:
+    def __init__(self, server_urls: Iterable[str], timeout_s: float = 1.0) -> None:
+        """`timeout_s` is the time for a server to report its limits, which are requested every second."""
         self._urls = list(server_urls)
+        self._timeout_s = timeout_s
         self.latest: dict[str, int] = {}
         """By endpoint, summed over all servers that responded."""
 
     async def ask(self) -> None:
         latest: Counter[str] = Counter()
-        for limits in await asyncio.gather(*map(_limits, self._urls)):
+        for limits in await asyncio.gather(*(_limits(url, self._timeout_s) for url in self._urls)):
             latest.update(limits)
         self.latest = dict(latest)
 
 
-async def _limits(url: str) -> dict[str, int]:
+async def _limits(url: str, timeout_s: float) -> dict[str, int]:
     try:
-        async with asyncio.timeout(_LIMITS_S):
+        async with asyncio.timeout(timeout_s):
             content = await (await request("GET", url + ACTIVITY_PATH)).json()
     except (aiohttp.ClientError, OSError, ValueError):
         return {}

@@ -1,6 +1,7 @@
 """An output is read completely by any number of processes, also after a run was killed."""
 
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ import orjson
 import pytest
 
 from nemo_gym.records import unpacked
-from nemo_gym.rollout_collection.recording import scan
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts
 from nemo_gym.rollout_collection.recording.scan import recover_output
 
@@ -23,7 +23,6 @@ def record(task: int, **fields: Any) -> dict[str, Any]:
 def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Read the output with this many processes: any size is large enough, and there are enough cores."""
     number: int = request.param
-    monkeypatch.setattr(scan, "PART_BYTES", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     return number
@@ -41,7 +40,7 @@ def test_every_rollout_is_found_once_with_its_numbers(tmp_path: Path, processes:
         for task in range(100)
     ]
     path = written(tmp_path, records)
-    found, recovery = recover_output(path)
+    found, recovery = recover_output(path, part_bytes=1)
     assert recovery.set_aside == []
     assert [unpacked(name).task for name in found.index.keys] == list(range(100))
     assert Rollouts(path, found.index.sorted_offsets()) == records
@@ -62,7 +61,7 @@ def test_torn_line_is_set_aside_wherever_it_is(tmp_path: Path, processes: int, p
     lines[place] = lines[place][:30] + b"\n"
     path = tmp_path / "out.jsonl"
     path.write_bytes(b"".join(lines))
-    found, recovery = recover_output(path)
+    found, recovery = recover_output(path, part_bytes=1)
     assert [number for number, _ in recovery.set_aside] == [place + 1]
     left = [task for task in range(100) if task != place]
     assert [one["_ng_task_index"] for one in Rollouts(path, found.index.sorted_offsets())] == left
@@ -72,7 +71,7 @@ def test_repeated_rollout_is_set_aside_though_another_process_read_the_first(
     tmp_path: Path, processes: int
 ) -> None:
     path = written(tmp_path, [*(record(task) for task in range(50)), record(3, reward=9.0)])
-    found, recovery = recover_output(path)
+    found, recovery = recover_output(path, part_bytes=1)
     assert recovery.set_aside == [(51, "repeats rollout 3:0")]
     assert Rollouts(path, found.index.sorted_offsets())[3]["reward"] == 3 / 7
 
@@ -81,20 +80,28 @@ def test_process_that_dies_costs_nothing_but_time(
     tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, [record(task) for task in range(50)])
-    monkeypatch.setattr(scan, "_send_part", lambda *_: os._exit(1))
-    found, recovery = recover_output(path)
+    fork = os.fork
+
+    def fork_and_kill() -> int:
+        pid = fork()
+        if not pid:
+            signal.pause()
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_and_kill)
+    found, recovery = recover_output(path, part_bytes=1)
     assert len(found.index.keys) == 50 and recovery.set_aside == []
 
 
 def test_process_with_threads_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "PART_BYTES", 1)
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
     path = written(tmp_path, [record(task) for task in range(5)])
     over = threading.Event()
     waiting = threading.Thread(target=over.wait)
     waiting.start()
     try:
-        found, _ = recover_output(path)
+        found, _ = recover_output(path, part_bytes=1)
     finally:
         over.set()
         waiting.join()
@@ -115,7 +122,7 @@ def test_no_process_and_no_open_file_is_left(
 
     monkeypatch.setattr(os, "fork", noting_fork)
     before = sorted(os.listdir("/proc/self/fd"))
-    recover_output(path)
+    recover_output(path, part_bytes=1)
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert len(forked) == processes - 1
     for pid in forked:
