@@ -34,7 +34,7 @@ _MAX_BYTES = 1 << 30
 
 
 class WandbTracker:
-    """A new run, or the run that the environment's code has active, which gets the data and stays open."""
+    """A new run, or an active run of the environment's code, which gets the data and stays open."""
 
     def __init__(self, wandb: Any, run: Any, is_own: bool) -> None:
         self._wandb = wandb

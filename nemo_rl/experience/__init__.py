@@ -1,1 +1,1 @@
-"""Rollouts of one prompt: played, counted, retried, audited."""
+"""Plays the rollouts of prompts: retries, metrics, buffers, training batches."""

@@ -8,7 +8,7 @@
     │   │   ├── NoHealthyShards         no backend is available
     │   │   └── GymTransportError       a Gym server could not be reached, or failed
     │   └── RolloutDataFailure          the same input would fail again
-    ├── RolloutRedispatchExhausted      infrastructure failed prompt after prompt: the run must end
+    ├── RolloutRedispatchExhausted      too many prompts in a row were dropped: the run must end
     ├── RolloutStall                    no progress: the run must end
     └── RolloutConfigurationError       wrong key, address or model: the run must end
 

@@ -43,7 +43,7 @@ class Delivered:
         self.results[rowidx] = result
 
     def add_timing(self, timing: Timing, timer_prefix: str) -> None:
-        """Add the times of one dispatch: dispatches follow each other."""
+        """Add the times of one dispatch. Dispatches do not overlap, so their times are summed."""
         for key, value in timing.items():
             self.timing[key] = self.timing.get(key, 0.0) + value
         _set_share(self.timing, timer_prefix)
@@ -138,7 +138,7 @@ async def _row_stream(
 
 
 def merged_timings(timings: Sequence[Timing], timer_prefix: str) -> dict[str, float]:
-    """Timings of concurrent dispatches: the longest wait, and the sum of the processing on the event loop."""
+    """The timing of concurrent dispatches: the longest wait, because waits overlap, and all processing."""
     merged: dict[str, float] = {}
     work = f"{timer_prefix}/{_WORK}"
     for timing in timings:

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nemo_rl.experience.metrics import stddev
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -48,7 +50,7 @@ class MemberAudit:
     votes: bool
     trains: bool
     baseline: float | None
-    """What the reward is compared with; None if no member votes."""
+    """What the reward is compared with; None if there is no voting member to compare with."""
     advantage: float
     """0 if the member does not train."""
     reason: str
@@ -125,10 +127,7 @@ def _baseline(voting: Sequence[float], own: float | None) -> float | None:
 
 
 def _std(voting: Sequence[float]) -> float | None:
-    if len(voting) < 2:
-        return None
-    mean = math.fsum(voting) / len(voting)
-    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in voting) / (len(voting) - 1))
+    return stddev(voting) if len(voting) > 1 else None
 
 
 def _explanation(reason: str | None, vote: bool, baseline: float | None) -> str:

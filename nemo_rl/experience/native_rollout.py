@@ -226,33 +226,33 @@ class AsyncRolloutImpl:
             env_state=copy.deepcopy(input_sample["extra_env_info"]),
             stop_strings=input_sample.get("stop_strings"),
         )
-        who = f"prompt_idx={input_sample['idx']} traj_idx={traj_idx}"
+        rollout_label = f"prompt_idx={input_sample['idx']} traj_idx={traj_idx}"
         while not self._is_over(trajectory):
             trajectory.turn_count += 1
             seed = self._turn_seed(input_sample["idx"], traj_idx, trajectory.turn_count)
-            await self._generate_turn(trajectory, seed, who)
-            await self._step_environment(trajectory, input_sample["task_name"], who)
+            await self._generate_turn(trajectory, seed, rollout_label)
+            await self._step_environment(trajectory, input_sample["task_name"], rollout_label)
             if trajectory.idle_turns >= _IDLE_TURNS and not self._is_over(trajectory):
                 raise RolloutDataFailure(
-                    f"{who}: {_IDLE_TURNS} turns in a row added no token: the policy generated none and the "
-                    "observations were empty; the environment should end such a rollout"
+                    f"{rollout_label}: {_IDLE_TURNS} turns in a row added no token: the policy generated "
+                    "none and the observations were empty; the environment should end such a rollout"
                 )
         return trajectory.completion(traj_idx), trajectory.metrics(self.max_rollout_turns)
 
     def _is_over(self, trajectory: _Trajectory) -> bool:
         return trajectory.is_over or trajectory.turn_count >= self.max_rollout_turns
 
-    async def _generate_turn(self, trajectory: _Trajectory, seed: int | None, who: str) -> None:
+    async def _generate_turn(self, trajectory: _Trajectory, seed: int | None, rollout_label: str) -> None:
         seeded = {} if seed is None else {"seed": seed}  # a subclass's method may not take a seed
         try:
-            async with within(self._timeouts.generation_s, f"{who}: a turn's generation"):
+            async with within(self._timeouts.generation_s, f"{rollout_label}: a turn's generation"):
                 message, input_lengths, gen_metrics = await self._generate_response(
                     trajectory.message_log, trajectory.stop_strings, **seeded
                 )
         except TERMINAL:
             raise
         except Exception as error:  # the boundary to the backend: becomes a failure of the rollout
-            raise _generation_failure(error, who) from error
+            raise _generation_failure(error, rollout_label) from error
         trajectory.add_turn(message, int(input_lengths.item()), gen_metrics)
 
     async def _generate_response(
@@ -291,13 +291,13 @@ class AsyncRolloutImpl:
             message["routed_experts"] = _generated(output["routed_experts"], input_length, count)
         return message, input_lengths, _generation_metrics(output)
 
-    async def _step_environment(self, trajectory: _Trajectory, task_name: str, who: str) -> None:
+    async def _step_environment(self, trajectory: _Trajectory, task_name: str, rollout_label: str) -> None:
         try:
             step = await self._environments.step(
                 [task_name], [trajectory.message_log], [trajectory.env_state]
             )
         except Exception as error:
-            error.add_note(f"in the environment's step for {who}")
+            error.add_note(f"in the environment's step for {rollout_label}")
             raise
         if not isinstance(step.rewards, torch.Tensor):
             raise AssertionError(
@@ -307,7 +307,7 @@ class AsyncRolloutImpl:
         reward = float(_first(step.rewards))
         if not math.isfinite(reward):
             raise RolloutDataFailure(
-                f"{who}: the environment returned the reward {reward}; it must be a finite number"
+                f"{rollout_label}: the environment returned the reward {reward}; it must be a finite number"
             )
         trajectory.reward += reward
         trajectory.terminated = bool(_first(step.terminateds))
@@ -356,7 +356,7 @@ def _check_prompt(message_log: LLMMessageLogType, prompt_idx: int) -> None:
 
 
 def _prepare_next_turn(trajectory: _Trajectory, step: EnvironmentReturn[Any]) -> None:
-    """Take the stop strings and the state from a step. After the last turn nothing is changed."""
+    """Take the stop strings and the state for the next turn from a step, unless the rollout is over."""
     if trajectory.is_over:
         return
     stops = step.next_stop_strings[0] if step.next_stop_strings is not None else None
@@ -398,8 +398,8 @@ def _generation_metrics(output: BatchedDataDict[Any]) -> dict[str, Any]:
     return metrics
 
 
-def _generation_failure(error: Exception, who: str) -> RuntimeError:
-    text = f"{who}: generation failed: {type(error).__name__}: {error}"
+def _generation_failure(error: Exception, rollout_label: str) -> RuntimeError:
+    text = f"{rollout_label}: generation failed: {described(error)}"
     if ends_run(error):
         return RolloutConfigurationError(text)
     if classify_rollout_failure(error) is FailureClass.INFRA:

@@ -199,9 +199,9 @@ class RolloutManager:
         in_a_row = self.stats.consecutive_infra_drops
         if in_a_row > policy.max_consecutive_dropped_prompts:
             raise RolloutRedispatchExhausted(
-                f"infrastructure failures: dropped {in_a_row} prompts in a row "
-                f"(max_consecutive_dropped_prompts={policy.max_consecutive_dropped_prompts}), the last one "
-                f"prompt_idx={prompt_idx} after {failures.infra} attempts: {name}: {error}"
+                f"dropped {in_a_row} prompts in a row because of infrastructure failures "
+                f"(max_consecutive_dropped_prompts={policy.max_consecutive_dropped_prompts}); check the "
+                f"backend and the servers. Last failure: prompt_idx={prompt_idx}: {described(error)}"
             ) from error
         logger.error(
             "prompt_idx=%s: dropped after %d infrastructure failures: %s",
@@ -234,8 +234,8 @@ class RolloutManager:
         if policy.max_skipped_prompts == 0:
             raise error
         raise RolloutDataFailure(
-            f"prompt_idx={prompt_idx} failed, and {self.stats.skipped} prompts were already skipped "
-            f"(max_skipped_prompts={policy.max_skipped_prompts}): {name}: {error}"
+            f"prompt_idx={prompt_idx} failed and cannot be skipped, because {self.stats.skipped} prompts "
+            f"were skipped before (max_skipped_prompts={policy.max_skipped_prompts}): {described(error)}"
         ) from error
 
 

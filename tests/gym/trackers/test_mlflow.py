@@ -114,7 +114,7 @@ def test_experiment_is_created_once_and_every_run_is_finished(stored: Published)
     assert stored.results[2]["mlflow"][0]["experiment"] == "Default"
 
 
-def test_only_one_line_is_printed_and_it_says_where_the_run_is(stored: Published) -> None:
+def test_returned_line_says_where_the_run_is_and_nothing_is_printed(stored: Published) -> None:
     (line,) = stored.results[0]["lines"]
     assert line.startswith("MLflow: sqlite:///runs.db, experiment gym, run first (")
     assert stored.stdout == ""

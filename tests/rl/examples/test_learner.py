@@ -1,4 +1,4 @@
-"""The learner: prefix trees give the results of single sequences; a step makes better completions likely."""
+"""The learner: prefix trees equal single sequences, and a step makes better completions more likely."""
 
 import pytest
 import torch

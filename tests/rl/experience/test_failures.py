@@ -47,7 +47,7 @@ def named(name: str, base: type[Exception] = Exception) -> Any:
     return type(name, (base,), {})
 
 
-class ActorDiedError(named("RayActorError")):  # type: ignore[misc]  # as Ray has it
+class ActorDiedError(named("RayActorError")):  # type: ignore[misc]  # as in Ray
     pass
 
 

@@ -11,7 +11,7 @@ from nemo_rl.experience.metrics import pct, stats
 NUMBERS = st.lists(st.floats(-1e6, 1e6), max_size=20)
 
 
-def test_m1_statistics_of_four_rewards() -> None:
+def test_m1_statistics_follow_the_published_formulas() -> None:
     assert stats([1, 0, 0, 1], 4, "r") == {
         "r/mean": 0.5,
         "r/max": 1,
@@ -31,7 +31,7 @@ def test_mean_divides_by_the_size_of_the_group() -> None:
     ("values", "p", "expected"),
     [([1, 2, 3, 4], 95, 4.0), ([1, 2, 3, 4], 50, 3.0), (range(1, 101), 95, 96.0), ([], 95, 0.0)],
 )
-def test_m1_percentiles(values: list[int], p: int, expected: float) -> None:
+def test_m1_percentiles_follow_the_published_formula(values: list[int], p: int, expected: float) -> None:
     assert pct(values, p) == expected
 
 

@@ -216,7 +216,7 @@ def test_n2_the_second_turn_reads_all_tokens_of_the_first() -> None:
     ("max_seq_len", "truncated", "kept", "overflow"),
     [(10, True, [31, 32, 33], 0), (9, True, [31, 32], 1), (7, True, [], 3), (6, True, [], 3)],
 )
-def test_n3_observations_are_cut_at_the_limit_and_generations_never(
+def test_n3_observations_are_cut_at_the_limit_but_generations_are_not(
     max_seq_len: int, truncated: bool, kept: list[int], overflow: int
 ) -> None:
     steps = [Step("31 32 33", 0.5)]

@@ -57,7 +57,7 @@ def test_published_names_can_be_imported_without_loading_heavy_packages() -> Non
 
 
 @pytest.mark.torch
-def test_the_tokenizer_type_is_that_of_transformers() -> None:
+def test_tokenizer_type_is_the_base_class_of_transformers() -> None:
     from transformers import PreTrainedTokenizerBase
 
     assert rollout_manager.TokenizerType is PreTrainedTokenizerBase
@@ -152,7 +152,7 @@ def push(manager: RolloutManager, idx: int = 0, **more: Any) -> RolloutOutcome:
     return asyncio.run(manager.generate_and_push(sample, **more))
 
 
-def test_pushing_needs_a_buffer() -> None:
+def test_generate_and_push_needs_a_buffer() -> None:
     manager = RolloutManager(TOKENIZER, {}, 2, 16, policy_generation=POLICY)
     with pytest.raises(AssertionError, match="buffer"):
         push(manager)
