@@ -101,7 +101,7 @@ class _Source:
     def refuse_paths(self) -> None:
         if not self.rollouts.exists():
             raise InputError(
-                f"{self.rollouts}: no such file; name the rollouts that ng_collect_rollouts wrote, its "
+                f"{self.rollouts}: no such file; give the file that ng_collect_rollouts wrote, its "
                 "+output_jsonl_fpath="
             )
         if not self.materialized.exists():
@@ -109,8 +109,8 @@ class _Source:
             hint = (
                 f"did you mean +materialized_inputs_jsonl_fpath={beside}?"
                 if beside.exists()
-                else "ng_collect_rollouts leaves the materialized inputs beside its output; name them with "
-                "+materialized_inputs_jsonl_fpath=<path>"
+                else "ng_collect_rollouts writes the materialized inputs beside its output; give their path "
+                "with +materialized_inputs_jsonl_fpath=<path>"
             )
             raise InputError(f"{self.materialized}: no such file; {hint}")
         if self.rollouts.samefile(self.materialized):
@@ -191,7 +191,7 @@ class _Source:
             more = f" and {len(extra) - len(named)} more" if len(extra) > len(named) else ""
             raise InputError(
                 f"{self.rollouts}:{lines[0]}: {counted(len(extra), 'rollout')} without a row in "
-                f"{self.materialized}: {places}{more}; name the materialized inputs of the same run, "
+                f"{self.materialized}: {places}{more}; give the materialized inputs of the same run, "
                 f"{SKIP_HINT}"
             )
         missing = join.without_result()
@@ -202,7 +202,7 @@ class _Source:
                 "+resume_from_cache=true, or profile the others with +allow_partial_rollouts=true"
             )
         if len(found.index.keys) and not any(map(_has_reward, found.columns.values())):
-            raise InputError(f"{self.rollouts}: no line has a reward; name a file of rollouts")
+            raise InputError(f"{self.rollouts}: no line has a reward; give a rollouts file")
 
     def _lines_of(self, keys: list[Key], index: OutputIndex) -> list[int]:
         offsets = [index.offsets[index.keys.index(packed(key))] for key in keys]
@@ -235,7 +235,7 @@ def _checked_row(path: Path, line: Line) -> tuple[Key, str]:
     if key is None:
         raise InputError(
             f"{place}: not a materialized input: {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME} must be "
-            f"integers; name the file that ng_collect_rollouts wrote, {SKIP_HINT}"
+            f"integers; give the file that ng_collect_rollouts wrote, {SKIP_HINT}"
         )
     return key, agent_of(row)
 

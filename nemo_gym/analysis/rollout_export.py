@@ -99,7 +99,7 @@ def _lines(path: Path, bad_lines: BadLines) -> Iterator[ExportedLine]:
             if _CONTENT.isdisjoint(record):
                 raise InputError(
                     f"{path}:{line.number}: not a rollout: it has neither a response nor a reward; "
-                    f"name a file of rollouts, {SKIP_HINT}"
+                    f"give a rollouts file, {SKIP_HINT}"
                 )
             refuse_repeated(path, rollout, first_lines)
         except InputError as error:
@@ -116,7 +116,7 @@ def _format(path: Path) -> str:
     ending = path.suffix.lower()
     if ending not in (_PARQUET, _JSONL):
         raise ConfigError(
-            f"{path}: unknown type {ending or '(none)'}; name a file that ends in {_PARQUET} or {_JSONL}"
+            f"{path}: unknown type {ending or '(none)'}; give a file that ends in {_PARQUET} or {_JSONL}"
         )
     return ending
 
@@ -209,7 +209,7 @@ def _reading(source: Path, pa: Any) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise InputError(
-            f"{source}: cannot be read as Parquet: {reason}; name a file that ng export wrote"
+            f"{source}: cannot be read as Parquet: {reason}; give a file that ng export wrote"
         ) from error
 
 

@@ -31,7 +31,7 @@ def read_gguf(path: Path) -> GgufTokens:
         return _checked(read_gguf_file(path).metadata)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path}: cannot read a vocabulary from this GGUF file: {error}; name a complete one with "
+            f"{path}: cannot read a vocabulary from this GGUF file: {error}; give a complete one with "
             f"+tokenizer=<path>, or the model's tokenizer.json"
         ) from error
 

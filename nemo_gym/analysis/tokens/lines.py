@@ -51,6 +51,6 @@ def _checked(path: Path, line: Line, record: Record, first_lines: dict[int, int]
     elif RESPONSE_KEY_NAME not in record:  # for example an input row
         raise InputError(
             f"{path}:{line.number}: not a rollout: it has neither {RESPONSE_KEY_NAME} nor "
-            f"{TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}; name a rollouts file, {SKIP_HINT}"
+            f"{TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}; give a rollouts file, {SKIP_HINT}"
         )
     return TokenLine(line.number, None if key is None else str(key), record)

@@ -128,7 +128,7 @@ def _token_bytes(token: Mapping[str, Any]) -> bytes | None:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a GGUF file, a `tokenizer.json`, or a folder that holds one."""
+    """The vocabulary of a GGUF file, a `tokenizer.json`, or a folder that contains one."""
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         with file.open("rb") as opened:
@@ -139,7 +139,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     except OSError as error:
         raise InputError(
             f"{file}: cannot be read: {error.strerror}; +tokenizer= takes a GGUF file, a tokenizer.json or a "
-            "folder that holds one"
+            "folder that contains one"
         ) from error
     except (ValueError, RecursionError) as error:
         raise _no_tokenizer(file, str(error)) from error
@@ -148,7 +148,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 def _no_tokenizer(file: Path, reason: str) -> InputError:
     return InputError(
-        f"{file}: neither GGUF nor a tokenizer.json: {reason}; name the tokenizer of the model with "
+        f"{file}: neither GGUF nor a tokenizer.json: {reason}; give the tokenizer of the model with "
         "+tokenizer=<path>"
     )
 

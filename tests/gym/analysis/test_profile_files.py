@@ -185,7 +185,7 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
             [
                 "run.jsonl:13: 12 rollouts without a row in ",
                 "inputs.jsonl: 2:1 (line 13), 2:2 (line 12), ",
-                "2:10 (line 4) and 2 more; name the materialized inputs of the same run",
+                "2:10 (line 4) and 2 more; give the materialized inputs of the same run",
             ],
         ),
         (
@@ -256,7 +256,7 @@ def test_results_without_a_row_are_left_out_on_demand(files: Files) -> None:
     assert "run.jsonl:1: rollout 0:1 without a row in " in bad_lines.warning_lines()[1]
 
 
-def test_files_that_are_not_there_say_which_run_leaves_them(files: Files) -> None:
+def test_missing_files_are_reported_with_where_a_run_writes_them(files: Files) -> None:
     files.assert_refused("run.jsonl: no such file", "ng_collect_rollouts wrote")
     files.write([row(0, 0)], [result(0, 0)])
     beside, files.materialized = files.materialized, files.rollouts.with_name("other.jsonl")
@@ -264,7 +264,7 @@ def test_files_that_are_not_there_say_which_run_leaves_them(files: Files) -> Non
         "other.jsonl: no such file", f"did you mean +materialized_inputs_jsonl_fpath={beside}?"
     )
     beside.unlink()
-    files.assert_refused("other.jsonl: no such file", "leaves the materialized inputs beside its output")
+    files.assert_refused("other.jsonl: no such file", "writes the materialized inputs beside its output")
     files.materialized = files.rollouts
     files.assert_refused("given as both rollouts and materialized inputs")
     files.materialized = files.rollouts.parent

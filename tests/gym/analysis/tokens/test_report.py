@@ -312,7 +312,7 @@ def test_a_rollout_with_a_key_needs_no_agent_and_still_stands_there_once(tmp_pat
 def test_a_line_with_neither_key_nor_response_is_no_rollout(tmp_path: Path) -> None:
     task = {"responses_create_params": {"input": "Add."}, "agent_ref": {"name": "adder"}}
     path = write(tmp_path / "tasks.jsonl", [task])
-    with pytest.raises(InputError, match=r"tasks.jsonl:1: not a rollout: .*response.*; name a rollouts file"):
+    with pytest.raises(InputError, match=r"tasks.jsonl:1: not a rollout: .*response.*; give a rollouts file"):
         report_tokens(path)
 
 
