@@ -16,7 +16,7 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config.instances import instance_names
 from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
-from nemo_gym.rollout_collection.display.report import entries_data, metrics_lines
+from nemo_gym.rollout_collection.display.end_report import entries_data, metrics_lines
 from nemo_gym.rollout_collection.results.aggregate import Aggregation, aggregate_shards, load_shards
 
 

@@ -20,7 +20,7 @@ from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
-from nemo_gym.rollout_collection.display.report import RESUME_HINT, report, report_data
+from nemo_gym.rollout_collection.display.end_report import RESUME_HINT, report, report_data
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.servers import choose_servers, servers_in_sight
 

@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -109,10 +108,3 @@ def _replace_unencodable() -> None:
 def _complain(message: str, exit_code: int = 2) -> int:
     print(message, file=sys.stderr)
     return exit_code
-
-
-def __getattr__(name: str) -> Callable[[], None]:
-    """`main`, for scripts installed before all of them called it: they import `ng_<command>`."""
-    if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) in COMMANDS:
-        return main
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 from nemo_gym.metrics.columns import REWARD, Columns
 from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.pass_at_k import pass_at_k
-from nemo_gym.metrics.retries import RetryGap, retry_gap
+from nemo_gym.metrics.retry_effect import RetryGap, retry_gap
 from nemo_gym.metrics.uncertainty import Estimate, estimate_task_mean
 
 _MOST_BINS = 10

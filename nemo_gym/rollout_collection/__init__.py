@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         SharedRolloutCollectionConfig,
     )
     from nemo_gym.rollout_collection.helper import RolloutCollectionHelper
-    from nemo_gym.rollout_collection.planning.rows import _rollout_request_debug_summary
+    from nemo_gym.rollout_collection.planning.input_rows import _rollout_request_debug_summary
     from nemo_gym.rollout_collection.results.aggregate import RolloutAggregationHelper, _expand_input_glob
 
 __all__ = [
@@ -54,7 +54,7 @@ _HOMES = {
     "RolloutCollectionHelper": "helper",
     "SharedRolloutCollectionConfig": "config",
     "_expand_input_glob": "results.aggregate",
-    "_rollout_request_debug_summary": "planning.rows",
+    "_rollout_request_debug_summary": "planning.input_rows",
 }
 """Loaded when first used: code that only reads a file of rollouts needs no servers."""
 

@@ -22,7 +22,7 @@ from nemo_gym.records import agent_of, key_of, packed, parsed
 from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
-from nemo_gym.rollout_collection.display.report import report
+from nemo_gym.rollout_collection.display.end_report import report
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows

@@ -14,7 +14,7 @@ from nemo_gym.journal import read_lines
 from nemo_gym.prompt import load_prompt_config
 from nemo_gym.records import agent_of, parsed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.planning.rows import InputLine, Plan, PlanLine
+from nemo_gym.rollout_collection.planning.input_rows import InputLine, Plan, PlanLine
 from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 _PLAN_FIELDS = (

@@ -36,13 +36,6 @@ def test_program_name_selects_the_command(
     assert __version__ in json.loads(capsys.readouterr().out).values()
 
 
-def test_scripts_of_an_earlier_installation_still_run() -> None:
-    module = import_module("nemo_gym.cli.main")
-    assert all(getattr(module, f"ng_{name}") is main for name in COMMANDS)
-    with pytest.raises(AttributeError, match="ng_other"):
-        _ = module.ng_other
-
-
 Umbrella = Callable[..., Ended]
 
 
