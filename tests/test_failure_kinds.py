@@ -37,7 +37,7 @@ from nemo_rl.experience.failures import (
     gym_failure,
 )
 from tests.gym.servers.serving import new_app, post
-from tests.support.answering_agent import Playground, records_of, row
+from tests.support.scripted_agent import Playground, records_of, row
 
 
 @dataclass(frozen=True)
@@ -180,13 +180,13 @@ def test_agent_that_declares_a_kind_gets_its_rule(
     monkeypatch.delenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", raising=False)
     monkeypatch.chdir(tmp_path)
     playground, expected = Playground(tmp_path), EXPECTED[kind]
-    playground.give(row("a"))
-    playground.answer("0:0", _ng_failure_class=kind.value)
+    playground.write_input(row("a"))
+    playground.set_response("0:0", _ng_failure_class=kind.value)
     assert not playground.collect(max_attempts=3)
     assert playground.played() == ["0:0"] * expected.attempts
     [record] = records_of(playground.failures)
     assert (record["_ng_failure_class"], record["attempts"]) == (kind.value, expected.attempts)
-    playground.answer_well()
+    playground.reset_responses()
     assert len(playground.collect(resume_from_cache=True)) == 1
 
 
@@ -196,7 +196,7 @@ def test_rollout_that_is_not_to_be_kept_is_not_retried_in_the_same_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     playground = Playground(tmp_path)
-    playground.give(row("a"))
-    playground.answer("0:0", _ng_failure_class=kind.value, _ng_no_persist=True)
+    playground.write_input(row("a"))
+    playground.set_response("0:0", _ng_failure_class=kind.value, _ng_no_persist=True)
     assert not playground.collect(max_attempts=3)
     assert playground.played() == ["0:0"]

@@ -13,14 +13,14 @@ import pytest
 
 from nemo_gym.rollout_collection import RolloutCollectionConfig
 from scripts.scripted_endpoint import Output
-from tests.support.collecting import Runs, failing, hang, no_trouble, slow
+from tests.support.collecting import CollectionRuns, failing, hang, no_override, slow
 from tests.support.commands import BIN, NgRun, children_of, is_running, wait_until
 from tests.support.faults import limit_file_size
 
 PROCESSES = {"executor": "processes", "num_workers": 2}
 
 
-def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: Runs) -> None:
+def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: CollectionRuns) -> None:
     collector = runs.start(partial(limit_file_size, 8000), num_samples_in_parallel=4)
     assert collector.wait() == 1
     done = len(runs.recorded())
@@ -36,7 +36,7 @@ def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: Run
     runs.finish()
 
 
-def test_full_file_system_loses_no_recorded_rollout(runs: Runs) -> None:
+def test_full_file_system_loses_no_recorded_rollout(runs: CollectionRuns) -> None:
     collect = subprocess.list2cmdline([str(BIN / "ng_collect_rollouts"), *runs.arguments()])
     script = f"""
         mkdir results kept && mount -t tmpfs -o size=36k tmpfs results || exit 99
@@ -61,7 +61,7 @@ def test_full_file_system_loses_no_recorded_rollout(runs: Runs) -> None:
     runs.check_complete()
 
 
-def test_full_disk_while_planning_leaves_the_earlier_run_unchanged(runs: Runs) -> None:
+def test_full_disk_while_planning_leaves_the_earlier_run_unchanged(runs: CollectionRuns) -> None:
     runs.finish()
     before = {path: path.read_bytes() for path in runs.output.parent.iterdir()}
     collector = runs.start(partial(limit_file_size, 1000))
@@ -71,18 +71,20 @@ def test_full_disk_while_planning_leaves_the_earlier_run_unchanged(runs: Runs) -
 
 
 @pytest.mark.parametrize("output", ["tasks.jsonl/below/rollouts.jsonl", "/proc/rollouts.jsonl", "."])
-def test_unwritable_output_is_reported_before_the_first_request(runs: Runs, output: str) -> None:
+def test_unwritable_output_is_reported_before_the_first_request(runs: CollectionRuns, output: str) -> None:
     before = sorted(runs.folder.iterdir())
     collector = runs.start(output_jsonl_fpath=output)
     assert collector.wait() != 0
     assert output in collector.output and "+output_jsonl_fpath=" in collector.output
     assert "Traceback" not in collector.output
-    assert not runs.adder.asked
+    assert not runs.adder.request_counts
     assert sorted(path for path in runs.folder.iterdir() if path != collector.log) == before
 
 
-def test_second_collector_on_the_same_output_is_rejected_and_the_first_continues(runs: Runs) -> None:
-    runs.adder.trouble = gate = Gate(6)
+def test_second_collector_on_the_same_output_is_rejected_and_the_first_continues(
+    runs: CollectionRuns,
+) -> None:
+    runs.adder.override = gate = Gate(6)
     first = runs.start(num_samples_in_parallel=1)
     first.wait_until(lambda: gate.waiting == 1)
     for second in (runs.start(), runs.resume()):
@@ -93,7 +95,7 @@ def test_second_collector_on_the_same_output_is_rejected_and_the_first_continues
     gate.open()
     assert first.wait() == 0
     runs.check_complete()
-    assert runs.adder.asked.total() == 12
+    assert runs.adder.request_counts.total() == 12
 
 
 class Gate:
@@ -116,8 +118,8 @@ class Gate:
         self._loop.call_soon_threadsafe(self._opened.set)
 
 
-def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> None:
-    runs.adder.trouble = gate = Gate(4)
+def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: CollectionRuns) -> None:
+    runs.adder.override = gate = Gate(4)
     collector = runs.start(num_samples_in_parallel=4)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
     collector.send(signal.SIGTERM)
@@ -127,14 +129,14 @@ def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: Runs) -> 
     assert "Stopped early: SIGTERM" in collector.output
     assert "12 planned = 8 succeeded + 0 failed + 4 not run" in collector.output
     assert "+resume_from_cache=true" in collector.output
-    assert runs.recorded() == set(range(8)) == set(runs.adder.asked)
+    assert runs.recorded() == set(range(8)) == set(runs.adder.request_counts)
     assert runs.check_ledger() | {"succeeded": 8, "not_run": 4} == runs.check_ledger()
     runs.finish()
-    assert runs.adder.asked.total() == 12
+    assert runs.adder.request_counts.total() == 12
 
 
-def test_ctrl_c_cancels_rollouts_that_do_not_finish_within_the_grace_period(runs: Runs) -> None:
-    runs.adder.trouble = gate = Gate(4)
+def test_ctrl_c_cancels_rollouts_that_do_not_finish_within_the_grace_period(runs: CollectionRuns) -> None:
+    runs.adder.override = gate = Gate(4)
     collector = runs.start(num_samples_in_parallel=4, stop_grace_s=0.2)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
     collector.send(signal.SIGINT)
@@ -146,8 +148,8 @@ def test_ctrl_c_cancels_rollouts_that_do_not_finish_within_the_grace_period(runs
 
 
 @pytest.mark.parametrize("settings", [{}, PROCESSES], ids=["local", "processes"])
-def test_second_ctrl_c_exits_at_once(runs: Runs, settings: dict[str, object]) -> None:
-    runs.adder.trouble = gate = Gate(4)
+def test_second_ctrl_c_exits_at_once(runs: CollectionRuns, settings: dict[str, object]) -> None:
+    runs.adder.override = gate = Gate(4)
     collector = runs.start(num_samples_in_parallel=4, stop_grace_s=3600, **settings)
     collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) >= 4)
     workers = children_of(collector.pid)
@@ -162,55 +164,55 @@ def test_second_ctrl_c_exits_at_once(runs: Runs, settings: dict[str, object]) ->
     runs.finish()
 
 
-def test_too_large_share_of_failures_ends_the_run_early(runs: Runs) -> None:
+def test_too_large_share_of_failures_ends_the_run_early(runs: CollectionRuns) -> None:
     async def refuse(number: int, times: int) -> Output | None:
         await asyncio.sleep(0.01)
         return failing(400) if number % 2 else None
 
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 200)
-    runs.adder.trouble = refuse
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 200)
+    runs.adder.override = refuse
     collector = runs.start(num_samples_in_parallel=4, max_failure_rate=0.2)
     assert collector.wait() == 1
     assert "Stopped early: more failures than max_failure_rate=0.2 allows" in collector.output
     assert "data: ServerCallError 400" in collector.output
     assert runs.check_ledger()["not_run"] > 100
-    runs.adder.trouble = no_trouble
+    runs.adder.override = no_override
     runs.finish()
 
 
-def test_too_many_failures_end_the_run_early(runs: Runs) -> None:
+def test_too_many_failures_end_the_run_early(runs: CollectionRuns) -> None:
     async def refuse(number: int, times: int) -> Output | None:
         return failing(400) if number in (0, 2, 3) else None
 
-    runs.adder.trouble = refuse
+    runs.adder.override = refuse
     collector = runs.start(num_samples_in_parallel=1, max_failure_rate=2)
     assert collector.wait() == 1
     assert "Stopped early: more failures than max_failure_rate=2 allows" in collector.output
     assert "12 planned = 1 succeeded + 3 failed (3 data) + 8 not run" in collector.output
     assert runs.start(num_samples_in_parallel=1, max_failure_rate=3).wait() == 1
     assert runs.check_ledger()["not_run"] == 0
-    runs.adder.trouble = no_trouble
+    runs.adder.override = no_override
     runs.finish()
 
 
-def test_failures_within_the_limit_are_in_the_exit_code_and_the_ledger(runs: Runs) -> None:
+def test_failures_within_the_limit_are_in_the_exit_code_and_the_ledger(runs: CollectionRuns) -> None:
     async def refuse(number: int, times: int) -> Output | None:
         return failing(400) if number == 5 else None
 
-    runs.adder.trouble = refuse
+    runs.adder.override = refuse
     collector = runs.start(max_failure_rate=0.5)
     assert collector.wait() == 1
     assert "12 planned = 11 succeeded + 1 failed (1 data) + 0 not run" in collector.output
     assert runs.check_ledger()["failed"] == {"data": 1}
     [failure] = runs.failures
     assert failure["_ng_task_index"] == 5 and failure["http_status"] == 400 and failure["attempts"] == 2
-    runs.adder.trouble = no_trouble
+    runs.adder.override = no_override
     assert "Resuming: 12 rollouts planned, 11 done, 1 remaining" in runs.finish().output
 
 
-def test_temporarily_unreachable_endpoint_loses_no_rollout(runs: Runs) -> None:
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 100)
-    runs.adder.trouble = slow
+def test_temporarily_unreachable_endpoint_loses_no_rollout(runs: CollectionRuns) -> None:
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 100)
+    runs.adder.override = slow
     collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=0.5)
     collector.wait_until(lambda: len(runs.recorded()) > 10)
     runs.endpoint.go_down()
@@ -229,47 +231,49 @@ def test_default_retries_outlast_ten_seconds_without_endpoint() -> None:
     assert sum(shortest_waits_s) > 30
 
 
-def test_endpoint_that_fails_often_loses_no_rollout(runs: Runs) -> None:
+def test_endpoint_that_fails_often_loses_no_rollout(runs: CollectionRuns) -> None:
     chance = random.Random(7)
 
     async def fail_often(number: int, times: int) -> Output | None:
         return failing(500) if chance.random() < 0.3 else None
 
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 100)
-    runs.adder.trouble = fail_often
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 100)
+    runs.adder.override = fail_often
     collector = runs.start(num_samples_in_parallel=50, retry_backoff_s=0.1)
     assert collector.wait() == 0, collector.output
     runs.check_complete()
-    assert runs.adder.asked.total() > 120
+    assert runs.adder.request_counts.total() > 120
 
 
-def test_hanging_calls_end_at_their_deadline_and_are_retried(runs: Runs) -> None:
+def test_hanging_calls_end_at_their_deadline_and_are_retried(runs: CollectionRuns) -> None:
     async def hang_now_and_then(number: int, times: int) -> Output | None:
         return await hang(number, times) if number % 10 == 0 and times == 1 else None
 
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 40)
-    runs.adder.trouble = hang_now_and_then
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 40)
+    runs.adder.override = hang_now_and_then
     collector = runs.start(call_timeout_s=1)
     assert collector.wait() == 0, collector.output
     runs.check_complete()
-    assert runs.adder.asked.total() == 44
+    assert runs.adder.request_counts.total() == 44
 
 
-def test_calls_that_always_hang_are_infrastructure_failures_and_complete_on_resume(runs: Runs) -> None:
+def test_calls_that_always_hang_are_infrastructure_failures_and_complete_on_resume(
+    runs: CollectionRuns,
+) -> None:
     async def hang_on_one(number: int, times: int) -> Output | None:
         return await hang(number, times) if number == 3 else None
 
-    runs.adder.trouble = hang_on_one
+    runs.adder.override = hang_on_one
     collector = runs.start(call_timeout_s=0.3, max_attempts=1)
     assert collector.wait() == 1
     assert runs.check_ledger()["failed"] == {"infrastructure": 1}
-    runs.adder.trouble = no_trouble
+    runs.adder.override = no_override
     runs.finish()
 
 
-def test_only_the_rollouts_of_a_killed_worker_are_played_again(runs: Runs) -> None:
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 60)
-    runs.adder.trouble = gate = Gate(20)
+def test_only_the_rollouts_of_a_killed_worker_are_played_again(runs: CollectionRuns) -> None:
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 60)
+    runs.adder.override = gate = Gate(20)
     collector = runs.start(num_samples_in_parallel=8, **PROCESSES)
     collector.wait_until(lambda: gate.waiting == 8 and len(runs.recorded()) == 20)
     os.kill(children_of(collector.pid)[0], signal.SIGKILL)
@@ -278,11 +282,11 @@ def test_only_the_rollouts_of_a_killed_worker_are_played_again(runs: Runs) -> No
     assert collector.wait() == 0, collector.output
     runs.check_complete()
     assert "its 4 rollouts are played again" in collector.output
-    assert sorted(runs.adder.asked.values()) == [1] * 56 + [2] * 4
+    assert sorted(runs.adder.request_counts.values()) == [1] * 56 + [2] * 4
 
 
-def test_workers_that_keep_dying_end_the_run_with_a_message(runs: Runs) -> None:
-    runs.adder.trouble = hang
+def test_workers_that_keep_dying_end_the_run_with_a_message(runs: CollectionRuns) -> None:
+    runs.adder.override = hang
     collector = runs.start(**PROCESSES)
     deaths = 0
     while collector.is_running and deaths < 50:
@@ -292,19 +296,19 @@ def test_workers_that_keep_dying_end_the_run_with_a_message(runs: Runs) -> None:
                 deaths += 1
     assert collector.wait() == 1
     assert "WorkerError: workers died " in collector.output and "+resume_from_cache=true" in collector.output
-    runs.adder.trouble = no_trouble
+    runs.adder.override = no_override
     runs.finish()
 
 
-def serve(runs: Runs, **settings: object) -> NgRun:
+def serve(runs: CollectionRuns, **settings: object) -> NgRun:
     """Runs the servers in their own processes; later collectors use them."""
     served = NgRun(list(runs.config_paths), {**runs.endpoint.settings, **settings}, cwd=runs.folder)
     runs.settings = {"hosting": "served", "head_server.port": served.head.port}
     return served
 
 
-def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: Runs) -> None:
-    runs.adder.trouble = gate = Gate(4)
+def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: CollectionRuns) -> None:
+    runs.adder.override = gate = Gate(4)
     with serve(runs, restart_policy="on_failure") as served:
         collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=1)
         collector.wait_until(lambda: gate.waiting == 4)
@@ -317,9 +321,9 @@ def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: Runs) -> None:
 
 
 def test_agent_that_dies_for_good_fails_the_remaining_rollouts_and_a_resume_completes_them(
-    runs: Runs,
+    runs: CollectionRuns,
 ) -> None:
-    runs.adder.trouble = gate = Gate(4)
+    runs.adder.override = gate = Gate(4)
     with serve(runs) as served:
         collector = runs.start(num_samples_in_parallel=4, max_attempts=2)
         collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) == 4)

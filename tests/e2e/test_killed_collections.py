@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.support.collecting import Collector, Fault, Runs, slow
+from tests.support.collecting import CollectionRuns, Collector, Fault, slow
 from tests.support.commands import processes_in, wait_until
 from tests.support.faults import die_before_step, die_in_write
 
@@ -18,7 +18,7 @@ KILLS = int(os.environ.get("SOAK_KILLS", "20"))
 SEED = int(os.environ.get("SOAK_SEED", str(time.time_ns() % 1_000_000)))
 
 
-def kill_at_random(runs: Runs, kills: int, longest_s: float, **settings: object) -> None:
+def kill_at_random(runs: CollectionRuns, kills: int, longest_s: float, **settings: object) -> None:
     """Kill a collection this many times and resume it each time; a complete collection is replaced by a new
     one."""
     instants = random.Random(SEED)
@@ -27,8 +27,8 @@ def kill_at_random(runs: Runs, kills: int, longest_s: float, **settings: object)
     while kills:
         if is_complete:
             runs.check_complete()
-            runs.adder.asked.clear()
-        done, asked = runs.recorded(), runs.adder.asked.copy()
+            runs.adder.request_counts.clear()
+        done, counts = runs.recorded(), runs.adder.request_counts.copy()
         collector = runs.start(**settings) if is_complete else runs.resume(**settings)
         collector.process.join(instants.uniform(0, longest_s))
         collector.kill()
@@ -37,28 +37,30 @@ def kill_at_random(runs: Runs, kills: int, longest_s: float, **settings: object)
         kills -= code != 0
         if not is_complete:
             assert done <= runs.recorded(), "a rollout that was recorded is lost"
-            asked_again = {number for number in done if runs.adder.asked[number] != asked[number]}
-            assert not asked_again, f"recorded rollouts were run again: {asked_again}"
+            repeated = {number for number in done if runs.adder.request_counts[number] != counts[number]}
+            assert not repeated, f"recorded rollouts were run again: {repeated}"
         is_complete = code == 0
 
 
-def test_collection_killed_at_random_instants_has_every_rollout_once(runs: Runs) -> None:
-    runs.adder.trouble = slow
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 500)
+def test_collection_killed_at_random_instants_has_every_rollout_once(runs: CollectionRuns) -> None:
+    runs.adder.override = slow
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 500)
     kill_at_random(runs, KILLS, 1.0)
     runs.finish()
 
 
-def test_collection_in_processes_killed_at_random_instants_has_every_rollout_once(runs: Runs) -> None:
-    runs.adder.trouble = slow
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 300)
+def test_collection_in_processes_killed_at_random_instants_has_every_rollout_once(
+    runs: CollectionRuns,
+) -> None:
+    runs.adder.override = slow
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 300)
     kill_at_random(runs, max(3, KILLS // 6), 4.0, executor="processes", num_workers=2)
     runs.finish()
     assert wait_until(lambda: not processes_in(runs.folder)), "a worker outlived its driver"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_interrupted_write_loses_only_that_rollout(runs: Runs, share: float) -> None:
+def test_interrupted_write_loses_only_that_rollout(runs: CollectionRuns, share: float) -> None:
     collector = runs.start(partial(die_in_write, runs.output.name, 6, share), num_samples_in_parallel=4)
     assert collector.wait() == -signal.SIGKILL
     assert len(runs.recorded()) == 5
@@ -70,15 +72,15 @@ def test_interrupted_write_loses_only_that_rollout(runs: Runs, share: float) -> 
     assert kept == (torn + b"\n" if torn else b"")
 
 
-def test_rollout_whose_line_lacks_only_the_newline_is_not_played_again(runs: Runs) -> None:
+def test_rollout_whose_line_lacks_only_the_newline_is_not_played_again(runs: CollectionRuns) -> None:
     assert runs.start(num_samples_in_parallel=4).wait() == 0
     runs.output.write_bytes(runs.output.read_bytes()[:-1])
-    runs.adder.asked.clear()
+    runs.adder.request_counts.clear()
     runs.finish()
-    assert not runs.adder.asked
+    assert not runs.adder.request_counts
 
 
-def test_incomplete_line_is_reported_set_aside_and_its_rollout_played_again(runs: Runs) -> None:
+def test_incomplete_line_is_reported_set_aside_and_its_rollout_played_again(runs: CollectionRuns) -> None:
     assert runs.start().wait() == 0
     lines = runs.output.read_bytes().splitlines(keepends=True)
     lines[4] = lines[4][:50] + b"\n"
@@ -88,20 +90,20 @@ def test_incomplete_line_is_reported_set_aside_and_its_rollout_played_again(runs
     assert kept.read_bytes() == lines[4]
 
 
-def test_kill_before_any_file_change_loses_nothing(runs: Runs) -> None:
+def test_kill_before_any_file_change_loses_nothing(runs: CollectionRuns) -> None:
     """For a new collection that replaces an old one."""
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 3)
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 3)
     runs.finish()
 
     def start(fault: Fault) -> Collector:
-        runs.adder.asked.clear()
+        runs.adder.request_counts.clear()
         return runs.start(fault)
 
     assert 20 < steps_until_it_survives(start, runs) < 100
 
 
-def test_kill_before_any_step_of_repairing_a_file_loses_nothing(runs: Runs) -> None:
-    runs = Runs(runs.folder, runs.endpoint, runs.adder, 4)
+def test_kill_before_any_step_of_repairing_a_file_loses_nothing(runs: CollectionRuns) -> None:
+    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 4)
     runs.finish()
     whole = runs.output.read_bytes()
     first, second, third, fourth = whole.splitlines(keepends=True)
@@ -113,7 +115,9 @@ def test_kill_before_any_step_of_repairing_a_file_loses_nothing(runs: Runs) -> N
     assert steps_until_it_survives(start, runs, most=10) == 10  # later steps are the same in every run
 
 
-def steps_until_it_survives(start: Callable[[Fault], Collector], runs: Runs, most: int = 100) -> int:
+def steps_until_it_survives(
+    start: Callable[[Fault], Collector], runs: CollectionRuns, most: int = 100
+) -> int:
     """Kill a collection before its first file change, then another before its second, …; resume each."""
     for number in range(1, most + 1):
         if start(partial(die_before_step, number, runs.output.parent)).wait() == 0:

@@ -102,7 +102,7 @@ WRITER = "chatty[0]"
 
 def write(run: NgRun, data: bytes, times: int = 1) -> None:
     """Make the server write to its standard output."""
-    run.ask("chatty", "/write", {"hex": data.hex(), "times": times})
+    run.post("chatty", "/write", {"hex": data.hex(), "times": times})
 
 
 def count_in_parallel(run: NgRun, sessions: int) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_status_as_json_contains_the_list_of_the_head_server(running: NgRun, fol
 def test_status_names_the_processes_that_serve_requests(running: NgRun) -> None:
     listed = {entry["pid"] for entry in json.loads(running.fetch("/server_instances"))}
     assert listed == set(children_of(running.process.pid))
-    assert running.ask("chatty", "/who")["pid"] in listed
+    assert running.post("chatty", "/who")["pid"] in listed
 
 
 def test_head_server_serves_the_configuration_without_its_secrets(running: NgRun) -> None:
@@ -155,7 +155,7 @@ def test_head_server_serves_the_configuration_without_its_secrets(running: NgRun
 
 
 def test_servers_get_the_secrets_but_not_by_argument_or_variable(running: NgRun) -> None:
-    server = running.ask("chatty", "/who")
+    server = running.post("chatty", "/who")
     assert server["key"] == SECRET
     assert SECRET not in json.dumps([server["argv"], server["environ"]])
 
@@ -188,11 +188,11 @@ def test_line_written_in_parts_is_shown_as_one(running: NgRun) -> None:
 
 
 def test_servers_may_open_as_many_files_as_the_hard_limit_allows(running: NgRun) -> None:
-    assert running.ask("chatty", "/who")["files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert running.post("chatty", "/who")["files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def test_workers_use_the_app_that_the_module_exposes(running: NgRun) -> None:
-    assert running.ask("chatty", "/who")["exposed"] is True
+    assert running.post("chatty", "/who")["exposed"] is True
 
 
 def test_sessions_stay_with_their_worker_and_both_workers_get_some(running: NgRun) -> None:
@@ -246,7 +246,7 @@ def test_dead_server_ends_the_run_with_its_signal_and_last_lines(folder: Path) -
     with NgRun([CHATTY_CONFIG, PLAIN_CONFIG], {"policy_api_key": SECRET}, folder) as run:
         processes = descendants_of(run.process.pid)
         write(run, b"\n".join(b"line %d" % number for number in range(100)) + b"\nlast words\n")
-        os.kill(run.ask("chatty", "/who")["pid"], signal.SIGKILL)
+        os.kill(run.post("chatty", "/who")["pid"], signal.SIGKILL)
         assert run.wait() == 1
         assert "ServerDiedError: chatty died (signal SIGKILL); its last lines:\n" in run.output
         assert "\n  line 99\n  last words\n" in run.output
@@ -321,7 +321,7 @@ def test_modules_in_the_working_directory_do_not_shadow_those_of_the_servers(fol
     for name in ("random", "yaml", "uvicorn"):
         (place / f"{name}.py").write_text("raise SystemExit('not me')")
     with NgRun([config], {}, place) as run:
-        assert run.ask("tidy", "/ask") == {"answer": "plain"}
+        assert run.post("tidy", "/ask") == {"answer": "plain"}
 
 
 def test_servers_stop_when_the_log_is_not_read_any_more(folder: Path) -> None:

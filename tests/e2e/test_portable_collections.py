@@ -5,7 +5,7 @@ import select
 from pathlib import Path
 
 from scripts.scripted_endpoint import ScriptedEndpoint
-from tests.support.collecting import Adder, Runs
+from tests.support.collecting import Adder, CollectionRuns
 
 LINUX_ONLY = """
 import os, pathlib, select
@@ -34,7 +34,7 @@ def test_collection_in_worker_processes_needs_neither_cpu_affinity_nor_pollrdhup
     (changed / "sitecustomize.py").write_text(LINUX_ONLY)
     adder = Adder()
     with ScriptedEndpoint(adder) as endpoint:
-        runs = Runs(tmp_path, endpoint, adder, 6)
+        runs = CollectionRuns(tmp_path, endpoint, adder, 6)
         collector = runs.start(RemoveLinuxOnly(changed), executor="processes")
         assert collector.wait() == 0, collector.output
         runs.check_complete()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.answering_agent import MODEL, MODEL_CONFIG, row, write_agent
 from tests.support.commands import free_port, run_command
+from tests.support.scripted_agent import MODEL, MODEL_CONFIG, row, write_agent
 
 KEY = "local-1234567890123456789012345678901234567890"
 
@@ -22,7 +22,7 @@ def arguments(tmp_path: Path) -> list[str]:
         f"+config_paths=[{config},{MODEL_CONFIG}]",
         *settings,
         f"+head_server.port={free_port()}",
-        "+agent_name=answering",
+        "+agent_name=scripted",
         "+input_jsonl_fpath=input.jsonl",
         "+output_jsonl_fpath=out/rollouts.jsonl",
     ]
@@ -39,7 +39,7 @@ def test_run_is_tracked_in_mlflow_with_its_rollouts(tmp_path: Path, arguments: l
     assert done.returncode == 0, done.stderr
     assert "\nMLflow: " in done.stdout
     found = metrics_in(tmp_path / "mlflow.db")
-    assert found["answering/mean/reward"] == found["key_metrics/answering/mean/reward"] == 1.0
+    assert found["scripted/mean/reward"] == found["key_metrics/scripted/mean/reward"] == 1.0
     (artifact,) = (tmp_path / "mlruns").rglob("rollouts.jsonl")
     assert artifact.read_bytes() == (tmp_path / "out/rollouts.jsonl").read_bytes()
 
@@ -53,7 +53,7 @@ def test_run_is_tracked_by_wandb_offline_and_no_key_is_written(tmp_path: Path, a
     assert KEY not in done.stdout + done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     (run,) = (path for path in files if path.suffix == ".wandb")
-    assert b"key_metrics/answering/mean/reward" in run.read_bytes()
+    assert b"key_metrics/scripted/mean/reward" in run.read_bytes()
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
@@ -68,7 +68,7 @@ def test_unreachable_tracker_is_a_warning_and_the_run_completes(tmp_path: Path, 
     again += ["+mlflow_tracking_uri=sqlite:///mlflow.db", f"+head_server.port={free_port()}"]
     done = run_command("ng_aggregate_rollouts", *again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert metrics_in(tmp_path / "mlflow.db")["answering/mean/reward"] == 1.0
+    assert metrics_in(tmp_path / "mlflow.db")["scripted/mean/reward"] == 1.0
 
 
 def test_json_of_a_run_is_one_object(tmp_path: Path, arguments: list[str]) -> None:

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from scripts.scripted_endpoint import Output, function_call
-from tests.support.collecting import MODEL, Runs
+from tests.support.collecting import MODEL, CollectionRuns
 from tests.support.commands import processes_in, wait_until
 from tests.support.components import write_files
 
@@ -71,22 +71,22 @@ NEVER_ENDS = "async def deaf(self): await never_end()\nServer.misbehave = deaf\n
 PROCESSES = {"executor": "processes", "num_workers": 2}
 
 
-def unruly(runs: Runs, code: str = "", below: str = ".") -> Runs:
+def unruly(runs: CollectionRuns, code: str = "", below: str = ".") -> CollectionRuns:
     """The same rollouts in an environment with this code appended."""
     folder = runs.folder / below
     files = {"app.py": APP + code, "configs/unruly.yaml": CONFIG}
     write_files(folder / "resources_servers" / "unruly", files)
     paths = ("resources_servers/unruly/configs/unruly.yaml", MODEL)
-    return Runs(folder, runs.endpoint, runs.adder, 12, config_paths=paths, agent="unruly_agent")
+    return CollectionRuns(folder, runs.endpoint, runs.adder, 12, config_paths=paths, agent="unruly_agent")
 
 
-def behave(runs: Runs) -> None:
+def behave(runs: CollectionRuns) -> None:
     """Repair the environment and finish the run."""
     unruly(runs).finish()
 
 
 @pytest.mark.parametrize("hosting", ["local", "processes"])
-def test_verifier_that_hangs_is_a_failed_rollout(runs: Runs, hosting: str) -> None:
+def test_verifier_that_hangs_is_a_failed_rollout(runs: CollectionRuns, hosting: str) -> None:
     runs = unruly(runs, HANGS)
     collector = runs.start(call_timeout_s=0.5, max_attempts=2, executor=hosting)
     assert collector.wait() == 1, collector.output
@@ -97,7 +97,7 @@ def test_verifier_that_hangs_is_a_failed_rollout(runs: Runs, hosting: str) -> No
     behave(runs)
 
 
-def test_rollout_that_kills_its_worker_fails_alone(runs: Runs) -> None:
+def test_rollout_that_kills_its_worker_fails_alone(runs: CollectionRuns) -> None:
     runs = unruly(runs, "import os\nasync def die(self): os._exit(9)\nServer.misbehave = die\n")
     collector = runs.start(**PROCESSES)
     assert collector.wait() == 1, collector.output
@@ -107,18 +107,18 @@ def test_rollout_that_kills_its_worker_fails_alone(runs: Runs) -> None:
     behave(runs)
 
 
-def test_hanging_tool_is_retried(runs: Runs) -> None:
+def test_hanging_tool_is_retried(runs: CollectionRuns) -> None:
     async def stall_once(number: int, times: int) -> Output | None:
         return [function_call("stall")] if number == 5 and times == 1 else None
 
     runs = unruly(runs)
-    runs.adder.trouble = stall_once
+    runs.adder.override = stall_once
     assert runs.start(call_timeout_s=0.5).wait() == 0
     runs.check_complete()
-    assert runs.adder.asked[5] == 2 and runs.manifest["ledger"]["retried"] == 1
+    assert runs.adder.request_counts[5] == 2 and runs.manifest["ledger"]["retried"] == 1
 
 
-def test_rollout_that_times_out_reports_what_it_was_doing(runs: Runs) -> None:
+def test_rollout_that_times_out_reports_what_it_was_doing(runs: CollectionRuns) -> None:
     runs = unruly(runs, HANGS)
     collector = runs.start(rollout_timeout_s=0.5, max_attempts=1)
     assert collector.wait() == 1
@@ -130,7 +130,7 @@ def test_rollout_that_times_out_reports_what_it_was_doing(runs: Runs) -> None:
     behave(runs)
 
 
-def test_code_that_ignores_its_cancellation_is_abandoned(runs: Runs) -> None:
+def test_code_that_ignores_its_cancellation_is_abandoned(runs: CollectionRuns) -> None:
     both = [unruly(runs, NEVER_ENDS, below=hosting) for hosting in ("local", "processes")]
     settings = {"rollout_timeout_s": 0.5, "max_attempts": 1}
     # At the same time, because each takes several seconds.
@@ -146,7 +146,7 @@ def test_code_that_ignores_its_cancellation_is_abandoned(runs: Runs) -> None:
         behave(one)
 
 
-def test_verifier_that_blocks_a_thread_is_abandoned(runs: Runs) -> None:
+def test_verifier_that_blocks_a_thread_is_abandoned(runs: CollectionRuns) -> None:
     blocking = (
         "def verify(self, body: dict) -> dict:\n"
         "    if body['expected_answer'] == '4': time.sleep(3600)\n"
@@ -161,7 +161,7 @@ def test_verifier_that_blocks_a_thread_is_abandoned(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("sync", ["async def", "def"])
-def test_verifier_that_exits_is_a_failed_rollout(runs: Runs, sync: str) -> None:
+def test_verifier_that_exits_is_a_failed_rollout(runs: CollectionRuns, sync: str) -> None:
     exiting = (
         f"{sync} verify(self, body: dict) -> dict:\n"
         "    if body['expected_answer'] == '4': sys.exit('no licence')\n"
@@ -176,7 +176,7 @@ def test_verifier_that_exits_is_a_failed_rollout(runs: Runs, sync: str) -> None:
     behave(runs)
 
 
-def test_verifier_that_cancels_itself_fails_its_rollout_and_not_the_run(runs: Runs) -> None:
+def test_verifier_that_cancels_itself_fails_its_rollout_and_not_the_run(runs: CollectionRuns) -> None:
     runs = unruly(runs, "async def cancel(self): raise asyncio.CancelledError\nServer.misbehave = cancel\n")
     collector = runs.start()
     assert collector.wait() == 1
@@ -186,7 +186,7 @@ def test_verifier_that_cancels_itself_fails_its_rollout_and_not_the_run(runs: Ru
 
 
 @pytest.mark.parametrize("hosting", ["local", "processes"])
-def test_ctrl_c_ends_a_hanging_start_up(runs: Runs, hosting: str) -> None:
+def test_ctrl_c_ends_a_hanging_start_up(runs: CollectionRuns, hosting: str) -> None:
     hanging = (
         "async def start(self):\n    sys.stderr.write('starting\\n')\n    await asyncio.Event().wait()\n"
     )
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_hanging_start_up(runs: Runs, hosting: str) -> None:
 
 
 @pytest.mark.parametrize("hosting", ["local", "processes"])
-def test_second_ctrl_c_exits_although_the_event_loop_is_blocked(runs: Runs, hosting: str) -> None:
+def test_second_ctrl_c_exits_although_the_event_loop_is_blocked(runs: CollectionRuns, hosting: str) -> None:
     blocking = "async def block(self):\n    sys.stderr.write('blocked\\n')\n    time.sleep(3600)\n"
     runs = unruly(runs, blocking + "Server.misbehave = block\n")
     collector = runs.start(num_samples_in_parallel=1, executor=hosting)
@@ -219,7 +219,7 @@ def test_second_ctrl_c_exits_although_the_event_loop_is_blocked(runs: Runs, host
     behave(runs)
 
 
-def test_blocked_worker_ends_when_its_driver_is_killed(runs: Runs) -> None:
+def test_blocked_worker_ends_when_its_driver_is_killed(runs: CollectionRuns) -> None:
     blocking = "async def block(self):\n    sys.stderr.write('blocked\\n')\n    time.sleep(3600)\n"
     runs = unruly(runs, blocking + "Server.misbehave = block\n")
     collector = runs.start(**PROCESSES)

@@ -7,7 +7,7 @@ import threading
 
 from nemo_gym.path_utils import status_path_for
 from scripts.scripted_endpoint import Output
-from tests.support.collecting import CALCULATOR, LONGEST_S, MODEL, Runs, failing, hang
+from tests.support.collecting import CALCULATOR, LONGEST_S, MODEL, CollectionRuns, failing, hang
 from tests.support.commands import NgRun, free_port, run_command, wait_until
 
 WAITING = re.compile(r"^(\d+:0) +calculator_simple_agent +\d+ s +(.*)$", re.M)
@@ -22,7 +22,7 @@ async def too_busy(number: int, times: int) -> Output | None:
     return failing(429) if number == 0 else None
 
 
-def status_of(runs: Runs, port: int) -> str:
+def status_of(runs: CollectionRuns, port: int) -> str:
     """The output of `ng_status` for the collection."""
     output = str(runs.output.relative_to(runs.folder))
     status = run_command(
@@ -31,13 +31,13 @@ def status_of(runs: Runs, port: int) -> str:
     return status.stdout
 
 
-def shown(runs: Runs, port: int) -> dict[str, str]:
+def shown(runs: CollectionRuns, port: int) -> dict[str, str]:
     """What each rollout is waiting for, according to `ng_status`."""
     return dict(WAITING.findall(status_of(runs, port)))
 
 
-def test_status_shows_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: Runs) -> None:
-    runs.adder.trouble = too_busy
+def test_status_shows_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs: CollectionRuns) -> None:
+    runs.adder.override = too_busy
     collector, port = runs.start(), free_port()
     collector.wait_until(lambda: bool(REFUSED.fullmatch(shown(runs, port).get("0:0", ""))))
     found = shown(runs, port)
@@ -48,8 +48,8 @@ def test_status_shows_what_the_oldest_rollouts_of_an_embedded_run_wait_for(runs:
     assert not status_path_for(runs.output).exists()
 
 
-def test_status_finds_collections_below_results(runs: Runs) -> None:
-    runs.adder.trouble = too_busy
+def test_status_finds_collections_below_results(runs: CollectionRuns) -> None:
+    runs.adder.override = too_busy
     collector, port = runs.start(), free_port()
     collector.wait_until(lambda: "model call 1" in shown(runs, port).get("1:0", ""))
     status = run_command("ng_status", f"+head_server.port={port}", cwd=runs.folder)
@@ -59,8 +59,8 @@ def test_status_finds_collections_below_results(runs: Runs) -> None:
     assert after.returncode == 2 and "No running collection" in after.stderr
 
 
-def test_status_shows_what_rollouts_of_a_served_run_wait_for(runs: Runs) -> None:
-    runs.adder.trouble = too_busy
+def test_status_shows_what_rollouts_of_a_served_run_wait_for(runs: CollectionRuns) -> None:
+    runs.adder.override = too_busy
     with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
         port = fleet.head.port
         collector = runs.start(hosting="served", **{"head_server.port": port})
@@ -71,15 +71,15 @@ def test_status_shows_what_rollouts_of_a_served_run_wait_for(runs: Runs) -> None
         assert collector.wait() == 1
 
 
-def test_limits_of_served_processes_are_in_the_progress_and_the_status(runs: Runs) -> None:
+def test_limits_of_served_processes_are_in_the_progress_and_the_status(runs: CollectionRuns) -> None:
     let_go = threading.Event()
 
     async def busy(number: int, times: int) -> Output | None:
         await asyncio.to_thread(let_go.wait, LONGEST_S)
         return None
 
-    runs.adder.trouble = busy
-    many = Runs(runs.folder, runs.endpoint, runs.adder, 40)
+    runs.adder.override = busy
+    many = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 40)
     origin = runs.endpoint.base_url.removeprefix("http://").removesuffix("/v1")
     with NgRun([CALCULATOR, MODEL], {**runs.endpoint.settings, **TWO_MODEL_WORKERS}) as fleet:
         port = fleet.head.port
@@ -94,8 +94,8 @@ def test_limits_of_served_processes_are_in_the_progress_and_the_status(runs: Run
     many.check_complete()
 
 
-def test_status_includes_the_rollouts_of_all_workers(runs: Runs) -> None:
-    runs.adder.trouble = too_busy
+def test_status_includes_the_rollouts_of_all_workers(runs: CollectionRuns) -> None:
+    runs.adder.override = too_busy
     collector, port = runs.start(executor="processes", num_workers=2), free_port()
     collector.wait_until(lambda: {"0:0", "1:0"} <= set(shown(runs, port)))
     collector.send(signal.SIGTERM)
@@ -103,9 +103,9 @@ def test_status_includes_the_rollouts_of_all_workers(runs: Runs) -> None:
     assert collector.wait() == 1
 
 
-def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: Runs) -> None:
+def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: CollectionRuns) -> None:
     """A server stops working on a rollout that the collector has cancelled."""
-    runs.adder.trouble = hang
+    runs.adder.override = hang
     with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
         settings: dict[str, object] = {"head_server.port": fleet.head.port, "limit": 1, "max_attempts": 1}
         collector = runs.start(hosting="served", rollout_timeout_s=1, **settings)
@@ -115,7 +115,7 @@ def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: Runs) -> None:
         assert "rollout 0:0: /run did not finish in time" in lines
 
 
-def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: Runs) -> None:
+def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: CollectionRuns) -> None:
     in_flight = most = 0
 
     async def at_most_four(number: int, times: int) -> Output | None:
@@ -128,8 +128,8 @@ def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: Ru
         finally:
             in_flight -= 1
 
-    runs.adder.trouble = at_most_four
-    many = Runs(runs.folder, runs.endpoint, runs.adder, 150)
+    runs.adder.override = at_most_four
+    many = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 150)
     collector = many.start(adaptive_concurrency="true", num_samples_in_parallel=64)
     assert collector.wait() == 0, collector.output
     limit = re.search(r"limit 127\.0\.0\.1:\d+ (\d+)", collector.output)

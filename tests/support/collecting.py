@@ -39,11 +39,12 @@ _PRELOADED = [
 
 Fault = Callable[[], object]
 """Called in the process of a collector before it starts: sets a limit, or makes a system call fail."""
-Trouble = Callable[[int, int], Awaitable[Output | None]]
-"""Takes the number in a question and how often it was asked; returns None for the right answer."""
+Override = Callable[[int, int], Awaitable[Output | None]]
+"""Takes the number in a question and how many requests with it have come; returns the output of the model, or
+None for the right answer."""
 
 
-async def no_trouble(number: int, times: int) -> None:
+async def no_override(number: int, times: int) -> None:
     return None
 
 
@@ -62,18 +63,18 @@ def failing(status: int) -> web.Response:
 
 
 class Adder:
-    """The script of an endpoint that adds one, and counts how often each number was asked."""
+    """The script of an endpoint that adds one, and counts the requests with each number."""
 
-    def __init__(self, trouble: Trouble = no_trouble) -> None:
-        self.trouble = trouble
-        self.asked: Counter[int] = Counter()
+    def __init__(self, override: Override = no_override) -> None:
+        self.override = override
+        self.request_counts: Counter[int] = Counter()
 
     async def __call__(self, request: dict[str, Any]) -> list[Item] | web.Response:
         found = re.match(r"What is (\d+) \+ 1\?", user_text(request))
         assert found is not None
         number = int(found[1])
-        self.asked[number] += 1
-        return await self.trouble(number, self.asked[number]) or [message(f"It is {number + 1}.")]
+        self.request_counts[number] += 1
+        return await self.override(number, self.request_counts[number]) or [message(f"It is {number + 1}.")]
 
 
 def question(number: int) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def _collect(folder: Path, arguments: list[str], log: Path, fault: Fault | None)
 
 
 @dataclass
-class Runs:
+class CollectionRuns:
     """Successive runs into one output, each checked against the state before it."""
 
     folder: Path
@@ -198,11 +199,12 @@ class Runs:
 
     def finish(self, **settings: object) -> Collector:
         """Resume to the end; checks that no recorded rollout is played again and all are recorded."""
-        done, asked = self.recorded(), self.adder.asked.copy()
+        done, counts = self.recorded(), self.adder.request_counts.copy()
         collector = self.resume(**settings)
         code = collector.wait()
         assert code == 0, collector.output
-        assert {number for number in asked if self.adder.asked[number] != asked[number]}.isdisjoint(done)
+        repeated = {number for number in counts if self.adder.request_counts[number] != counts[number]}
+        assert repeated.isdisjoint(done)
         self.check_complete()
         return collector
 
@@ -223,8 +225,8 @@ class Runs:
         rollouts = [json.loads(line) for line in lines]
         assert sorted(map(key_of, rollouts)) == sorted(planned)
         for rollout in rollouts:
-            asked = question(rollout["_ng_task_index"])["responses_create_params"]["input"][0]["content"]
-            assert rollout["responses_create_params"]["input"][0]["content"] == asked
+            text = question(rollout["_ng_task_index"])["responses_create_params"]["input"][0]["content"]
+            assert rollout["responses_create_params"]["input"][0]["content"] == text
             assert rollout["reward"] == 1.0
         assert self.check_ledger()["succeeded"] == self.rollouts
         assert self.manifest["state"] == "complete"

@@ -129,11 +129,11 @@ class NgRun:
 
     def fetch(self, path: str) -> bytes:
         """The body of a GET request to the head server."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.head.port}{path}", timeout=10) as answer:
-            page: bytes = answer.read()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.head.port}{path}", timeout=10) as response:
+            page: bytes = response.read()
             return page
 
-    def ask(self, server: str, path: str, json: object = None, **options: Any) -> Any:
+    def post(self, server: str, path: str, json: object = None, **options: Any) -> Any:
         """The decoded response of a server to a POST request."""
 
         async def call() -> Any:

@@ -24,7 +24,7 @@ CONFIG: Any = {
 }
 
 
-def result(reward: float = 1.0, answer: Sequence[int] = (21, 2), **fields: Any) -> Result:
+def result(reward: float = 1.0, generation: Sequence[int] = (21, 2), **fields: Any) -> Result:
     """The result of a rollout with one turn after the prompt `11 12`."""
     return {
         "message_log": [
@@ -32,8 +32,8 @@ def result(reward: float = 1.0, answer: Sequence[int] = (21, 2), **fields: Any) 
             {
                 "role": "assistant",
                 "content": "",
-                "token_ids": torch.tensor(answer),
-                "generation_logprobs": torch.full((len(answer),), -0.5),
+                "token_ids": torch.tensor(generation),
+                "generation_logprobs": torch.full((len(generation),), -0.5),
             },
         ],
         "full_result": {"reward": reward, **fields},
@@ -44,15 +44,15 @@ Play = Callable[[Row], Awaitable[Result]]
 """Returns the result of a row, or raises."""
 
 
-async def well(row: Row) -> Result:
+async def succeed(row: Row) -> Result:
     """Succeed; the first token identifies the row."""
-    return result(reward=row["_rowidx"], answer=(20 + row["_rowidx"], 2))
+    return result(reward=row["_rowidx"], generation=(20 + row["_rowidx"], 2))
 
 
 class Handle:
     """Records the rows of each call, and which of them were cancelled."""
 
-    def __init__(self, play: Play = well) -> None:
+    def __init__(self, play: Play = succeed) -> None:
         self.play = play
         self.dispatches: list[list[int]] = []
         self.cancelled: list[int] = []

@@ -17,7 +17,7 @@ def play(request: dict[str, Any]) -> list[Item]:
     return player(request) if player is not None else [message("I have no tools.")]
 
 
-def ask_weather(request: dict[str, Any]) -> list[Item]:
+def get_weather(request: dict[str, Any]) -> list[Item]:
     outputs = tool_outputs(request)
     if outputs:
         return [message(orjson.loads(outputs[-1])["weather_description"])]
@@ -53,7 +53,7 @@ def calculate(request: dict[str, Any]) -> list[Item]:
     return [function_call("calculator", expression=question.replace(" of ", " * "))]
 
 
-def ask_hints(request: dict[str, Any]) -> list[Item]:
+def get_hints(request: dict[str, Any]) -> list[Item]:
     return [message("A piano.")] if len(tool_outputs(request)) > 1 else [function_call("get_hint", reason="")]
 
 
@@ -64,10 +64,10 @@ def book(request: dict[str, Any]) -> list[Item]:
 
 
 PLAYERS = {
-    "get_weather": ask_weather,
+    "get_weather": get_weather,
     "check_shelf": take_stock,
     "increment_counter": count_up,
     "calculator": calculate,
-    "get_hint": ask_hints,
+    "get_hint": get_hints,
     "book": book,
 }

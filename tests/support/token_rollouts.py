@@ -22,7 +22,7 @@ def call(arguments: str = "{}") -> dict[str, Any]:
 
 
 REASONING = {"type": "reasoning", "summary": []}
-ANSWER = {"type": "function_call_output", "call_id": "1", "output": "4"}
+TOOL_OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "4"}
 
 
 def bundle(prompt: Any, generation: Any, **fields: Any) -> dict[str, Any]:
@@ -60,5 +60,5 @@ def played(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     output: list[dict[str, Any]] = []
     for prompt, generation, items in turns:
         *before, last = items
-        output += [*before, {**last, **bundle(prompt, generation)}, ANSWER]
+        output += [*before, {**last, **bundle(prompt, generation)}, TOOL_OUTPUT]
     return output

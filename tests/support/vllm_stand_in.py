@@ -94,7 +94,7 @@ def _content(message: Body) -> str:
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """A received request."""
 
     path: str
@@ -120,11 +120,11 @@ class VLLMStandIn:
         reasoning_field: str | None = None,
         max_model_len: int = 4096,
         intercept: Callable[[str, Body], web.Response | None] = lambda path, body: None,
-        alter: Callable[[Body], None] = lambda answer: None,
+        alter: Callable[[Body], None] = lambda completion: None,
     ) -> None:
         """`reasoning_field` is where the reasoning parser puts the reasoning; None switches the parser off.
         `intercept` may return a response instead of the server's; `alter` may change a response."""
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.base_url = ""
         self._write = write
         self._style = style
@@ -149,7 +149,7 @@ class VLLMStandIn:
         self._thread.join(10)
 
     def bodies(self, path: str = "/v1/chat/completions") -> list[Body]:
-        return [asked.body for asked in self.asked if asked.path == path]
+        return [request.body for request in self.requests if request.path == path]
 
     def go_down(self) -> None:
         """Close every connection and refuse new ones."""
@@ -165,9 +165,9 @@ class VLLMStandIn:
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=2**30)
-        app.router.add_post("/v1/chat/completions", self._answering(self._chat))
-        app.router.add_post("/v1/completions", self._answering(self._complete))
-        app.router.add_post("/tokenize", self._answering(self._tokenize))
+        app.router.add_post("/v1/chat/completions", self._handler(self._chat))
+        app.router.add_post("/v1/completions", self._handler(self._complete))
+        app.router.add_post("/tokenize", self._handler(self._tokenize))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -180,13 +180,13 @@ class VLLMStandIn:
             await self._runner.cleanup()
             self._runner = None
 
-    def _answering(self, route: Callable[[Body], web.Response]) -> Callable[[web.Request], Any]:
-        async def answer(request: web.Request) -> web.Response:
+    def _handler(self, route: Callable[[Body], web.Response]) -> Callable[[web.Request], Any]:
+        async def respond(request: web.Request) -> web.Response:
             body = orjson.loads(await request.read())
-            self.asked.append(Asked(request.path, body, dict(request.headers)))
+            self.requests.append(ReceivedRequest(request.path, body, dict(request.headers)))
             return self._intercept(request.path, body) or route(body)
 
-        return answer
+        return respond
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {"id": "toy", "object": "model", "owned_by": "vllm", "max_model_len": self._max_model_len}
@@ -223,13 +223,13 @@ class VLLMStandIn:
         most = min(room, limit if limit is not None else room)
         return (tokens, "stop") if len(tokens) <= most else (tokens[:most], "length")
 
-    def _too_long(self, prompt: list[int], asked_for: int | None) -> web.Response | None:
-        total = len(prompt) + (asked_for or 1)
+    def _too_long(self, prompt: list[int], max_tokens: int | None) -> web.Response | None:
+        total = len(prompt) + (max_tokens or 1)
         if total <= self._max_model_len:
             return None
         return error(
             f"This model's maximum context length is {self._max_model_len} tokens. However, you requested "
-            f"{total} tokens ({len(prompt)} in the messages, {asked_for or 1} in the completion). "
+            f"{total} tokens ({len(prompt)} in the messages, {max_tokens or 1} in the completion). "
             "Please reduce the length of the messages or completion."
         )
 
@@ -249,19 +249,19 @@ class VLLMStandIn:
             "stop_reason": None,
             "token_ids": None,
         }
-        answer = self._answer("chat.completion", prompt, generation, choice)
+        completion = self._completion("chat.completion", prompt, generation, choice)
         if body.get("logprobs"):
             choice["logprobs"] = {"content": [self._logged(token, body) for token in generation]}
         if self._style == "ids" and body.get("return_token_ids"):
-            answer["prompt_token_ids"], choice["token_ids"] = prompt, generation
+            completion["prompt_token_ids"], choice["token_ids"] = prompt, generation
         if self._style == "policy":
             message |= {
                 "prompt_token_ids": prompt,
                 "generation_token_ids": generation,
                 "generation_log_probs": [log_prob(token) for token in generation],
             }
-        self._alter(answer)
-        return web.json_response(answer)
+        self._alter(completion)
+        return web.json_response(completion)
 
     def _complete(self, body: Body) -> web.Response:
         prompt = body["prompt"] if isinstance(body["prompt"], list) else tokenize(body["prompt"])
@@ -279,7 +279,7 @@ class VLLMStandIn:
             "token_ids": None,
             "prompt_token_ids": None,
         }
-        answer = self._answer("text_completion", prompt, generation, choice)
+        completion = self._completion("text_completion", prompt, generation, choice)
         if body.get("logprobs") is not None:
             choice["logprobs"] = {
                 "text_offset": list(range(len(generation))),
@@ -289,8 +289,8 @@ class VLLMStandIn:
             }
         if self._style == "ids" and body.get("return_token_ids"):
             choice["prompt_token_ids"], choice["token_ids"] = prompt, generation
-        self._alter(answer)
-        return web.json_response(answer)
+        self._alter(completion)
+        return web.json_response(completion)
 
     def _message(self, text: str, body: Body) -> Body:
         message: Body = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
@@ -319,9 +319,9 @@ class VLLMStandIn:
         as_id = self._style != "silent" and body.get("return_tokens_as_token_ids")
         return f"token_id:{token}" if as_id else detokenize([token])
 
-    def _answer(self, kind: str, prompt: list[int], generation: list[int], choice: Body) -> Body:
+    def _completion(self, kind: str, prompt: list[int], generation: list[int], choice: Body) -> Body:
         return {
-            "id": f"cmpl-{len(self.asked)}",
+            "id": f"cmpl-{len(self.requests)}",
             "object": kind,
             "created": 1700000000,
             "model": "toy",

@@ -20,8 +20,8 @@ from nemo_gym.servers.hosted import HostedServer
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
 from scripts.scripted_endpoint import Script, ScriptedEndpoint, message
 
-PLACE = {"name": "policy_model", "host": "127.0.0.1", "port": 0, "entrypoint": "app.py"}
-NOWHERE = {
+SERVER = {"name": "policy_model", "host": "127.0.0.1", "port": 0, "entrypoint": "app.py"}
+ENDPOINT = {
     "openai_base_url": "http://127.0.0.1:1/v1",
     "openai_api_key": "key-of-mine",
     "openai_model": "mine",
@@ -29,36 +29,36 @@ NOWHERE = {
 
 
 def new_model(**settings: Any) -> OpenAIModel:
-    config = OpenAIModelConfig.model_validate({**PLACE, **NOWHERE, **settings})
+    config = OpenAIModelConfig.model_validate({**SERVER, **ENDPOINT, **settings})
     return OpenAIModel(config=config, server_client=ServerClient())
 
 
-class Asked:
-    """What came of asking a model server in front of a scripted endpoint."""
+class Exchange:
+    """A request to a model server in front of a scripted endpoint, and its response."""
 
     def __init__(self, script: Script, body: Any, path: str = "/v1/responses", **settings: Any) -> None:
         with ScriptedEndpoint(script) as endpoint:
             model = new_model(**{"openai_base_url": endpoint.base_url, **settings})
             server = HostedServer("policy_model", model.setup_webserver())
             client = ServerClient(local_servers={"policy_model": server})
-            self.answer: ClientResponse = asyncio.run(client.post("policy_model", path, json=body))
+            self.response: ClientResponse = asyncio.run(client.post("policy_model", path, json=body))
             self.requests = endpoint.requests
             self.headers = endpoint.headers
 
     @property
     def json(self) -> Any:
-        return asyncio.run(self.answer.json())
+        return asyncio.run(self.response.json())
 
 
 def hi(request: dict[str, Any]) -> list[dict[str, Any]]:
     return [message("hi")]
 
 
-def test_model_asked_for_is_the_configured_one() -> None:
-    asked = Asked(hi, {"input": "x", "model": "another"})
-    assert asked.requests == [{"input": "x", "model": "mine"}]
-    assert asked.answer.status == 200
-    assert asked.json["output"] == [message("hi")]
+def test_requested_model_is_the_configured_one() -> None:
+    exchange = Exchange(hi, {"input": "x", "model": "another"})
+    assert exchange.requests == [{"input": "x", "model": "mine"}]
+    assert exchange.response.status == 200
+    assert exchange.json["output"] == [message("hi")]
 
 
 class Polite(OpenAIModel):
@@ -83,13 +83,13 @@ class Wrapped(OpenAIModel):
 @pytest.mark.parametrize("subclass", [Polite, Wrapped])
 def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[OpenAIModel]) -> None:
     with ScriptedEndpoint(hi) as endpoint:
-        config = {**PLACE, **NOWHERE, "openai_base_url": endpoint.base_url}
+        config = {**SERVER, **ENDPOINT, "openai_base_url": endpoint.base_url}
         model = subclass(config=OpenAIModelConfig.model_validate(config), server_client=ServerClient())
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
         body = {"input": [{"role": "user", "content": "x"}]}
-        answer = asyncio.run(client.post("policy_model", "/v1/responses", json=body))
-    assert answer.status == 200
+        response = asyncio.run(client.post("policy_model", "/v1/responses", json=body))
+    assert response.status == 200
     assert [item["role"] for item in endpoint.requests[0]["input"]] == ["system", "user"]
 
 
@@ -101,27 +101,27 @@ def test_address_that_cannot_be_one_is_refused_before_anything_starts(address: s
 
 def test_extra_body_is_laid_over_every_request() -> None:
     extra = {"temperature": 0.5, "vendor": {"a": [1]}}
-    asked = Asked(hi, {"input": "x", "temperature": 1.0, "top_p": 0.9}, extra_body=extra)
-    assert asked.requests == [{"input": "x", "model": "mine", "top_p": 0.9, **extra}]
+    exchange = Exchange(hi, {"input": "x", "temperature": 1.0, "top_p": 0.9}, extra_body=extra)
+    assert exchange.requests == [{"input": "x", "model": "mine", "top_p": 0.9, **extra}]
 
 
 def test_key_and_default_headers_are_sent() -> None:
-    asked = Asked(hi, {"input": "x"}, openai_default_headers={"X-Team": "gym"})
-    (headers,) = asked.headers
+    exchange = Exchange(hi, {"input": "x"}, openai_default_headers={"X-Team": "gym"})
+    (headers,) = exchange.headers
     assert (headers["Authorization"], headers["X-Team"]) == ("Bearer key-of-mine", "gym")
     assert headers["Content-Type"] == "application/json"
 
 
 def test_default_headers_may_replace_the_authorization() -> None:
-    (headers,) = Asked(hi, {"input": "x"}, openai_default_headers={"authorization": "Basic abc"}).headers
+    (headers,) = Exchange(hi, {"input": "x"}, openai_default_headers={"authorization": "Basic abc"}).headers
     assert headers["Authorization"] == "Basic abc"
 
 
 def test_credentials_in_the_url_are_used() -> None:
     with ScriptedEndpoint(hi) as endpoint:
         url = endpoint.base_url.replace("//", "//ann:hush@")
-        answer = asyncio.run(NeMoGymAsyncOpenAI(url, "unused").create_response(input="x", model="m"))
-        assert answer["output"] == [message("hi")]
+        response = asyncio.run(NeMoGymAsyncOpenAI(url, "unused").create_response(input="x", model="m"))
+        assert response["output"] == [message("hi")]
         assert endpoint.headers[0]["Authorization"] == "Basic YW5uOmh1c2g="
 
 
@@ -130,11 +130,13 @@ def test_fields_that_nobody_here_knows_are_kept_both_ways() -> None:
         item = {"type": "vendor_item", "secret_sauce": [1, None]}
         return web.json_response({"output": [item, message("hi")], "vendor": {"x": request["vendor"]}})
 
-    asked = Asked(script, {"input": [{"role": "user", "content": "x", "vendor": 1}], "vendor": {"b": None}})
-    assert asked.requests[0]["vendor"] == {"b": None}
-    assert asked.requests[0]["input"] == [{"role": "user", "content": "x", "vendor": 1}]
-    assert asked.json["vendor"] == {"x": {"b": None}}
-    assert asked.json["output"][0].items() >= {"type": "vendor_item", "secret_sauce": [1, None]}.items()
+    exchange = Exchange(
+        script, {"input": [{"role": "user", "content": "x", "vendor": 1}], "vendor": {"b": None}}
+    )
+    assert exchange.requests[0]["vendor"] == {"b": None}
+    assert exchange.requests[0]["input"] == [{"role": "user", "content": "x", "vendor": 1}]
+    assert exchange.json["vendor"] == {"x": {"b": None}}
+    assert exchange.json["output"][0].items() >= {"type": "vendor_item", "secret_sauce": [1, None]}.items()
 
 
 def test_chat_goes_to_the_chat_route_and_keeps_what_is_unknown() -> None:
@@ -148,14 +150,14 @@ def test_chat_goes_to_the_chat_route_and_keeps_what_is_unknown() -> None:
         return web.json_response({"id": "c", "object": "chat.completion", "choices": [choice], "vendor": 2})
 
     body = {"messages": [{"role": "user", "content": "x"}], "seed": 3, "vendor": 4}
-    asked = Asked(script, body, "/v1/chat/completions")
-    assert asked.requests == [{**body, "model": "mine"}]
-    assert asked.json["choices"][0]["message"]["reasoning_content"] == "hm"
-    assert (asked.json["choices"][0]["vendor"], asked.json["vendor"]) == (1, 2)
+    exchange = Exchange(script, body, "/v1/chat/completions")
+    assert exchange.requests == [{**body, "model": "mine"}]
+    assert exchange.json["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert (exchange.json["choices"][0]["vendor"], exchange.json["vendor"]) == (1, 2)
 
 
 def test_seed_is_passed_on() -> None:
-    assert Asked(hi, {"input": "x", "seed": 3}).requests[0]["seed"] == 3
+    assert Exchange(hi, {"input": "x", "seed": 3}).requests[0]["seed"] == 3
 
 
 def test_openai_itself_is_sent_no_seed_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,13 +167,13 @@ def test_openai_itself_is_sent_no_seed_and_says_so_once(caplog: pytest.LogCaptur
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
 
-        async def ask() -> None:
+        async def call() -> None:
             for body in ({"input": "x", "seed": 3}, {"input": "x", "seed": 4}, {"input": "x"}):
                 assert (await client.post("policy_model", "/v1/responses", json=body)).ok
             chat = {"messages": [], "seed": 5}
             await client.post("policy_model", "/v1/chat/completions", json=chat)
 
-        asyncio.run(ask())
+        asyncio.run(call())
     assert ["seed" in request for request in endpoint.requests] == [False, False, False, True]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == ["policy_model: this endpoint does not accept a seed; it is not sent"]
@@ -219,7 +221,7 @@ async def most_at_once(limit: int | None, calls: int, expected: int) -> int:
     for _ in range(50):  # whoever could still come in, does
         await asyncio.sleep(0)
     turnstile.release.set()
-    assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * calls
+    assert [response.status for response in await asyncio.gather(*waiting)] == [200] * calls
     await runner.cleanup()
     return turnstile.most
 
@@ -254,11 +256,11 @@ def test_request_given_up_while_it_waits_for_its_turn_leaves_nothing_behind() ->
 
 
 @pytest.mark.parametrize("text", ["<html>busy</html>", "", "[1]", '"text"', "null"])
-def test_answer_that_is_no_json_object_is_a_failure_of_the_endpoint(text: str) -> None:
-    asked = Asked(lambda request: web.Response(text=text, content_type="text/html"), {"input": "x"})
-    assert asked.answer.status == 502
-    assert asked.answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
-    assert asyncio.run(asked.answer.text()) == f"the endpoint's response is not a JSON object: {text}"
+def test_response_that_is_not_a_json_object_is_a_failure_of_the_endpoint(text: str) -> None:
+    exchange = Exchange(lambda request: web.Response(text=text, content_type="text/html"), {"input": "x"})
+    assert exchange.response.status == 502
+    assert exchange.response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+    assert asyncio.run(exchange.response.text()) == f"the endpoint's response is not a JSON object: {text}"
 
 
 @pytest.mark.parametrize(
@@ -267,30 +269,30 @@ def test_answer_that_is_no_json_object_is_a_failure_of_the_endpoint(text: str) -
 )
 def test_error_of_the_endpoint_is_handed_on_with_status_and_body(status: int, kind: str) -> None:
     body = '{"error": {"message": "too long", "code": "context_length_exceeded"}}'
-    asked = Asked(lambda request: web.Response(status=status, text=body), {"input": "x"})
-    assert (asked.answer.status, asyncio.run(asked.answer.text())) == (status, body)
-    assert asked.answer.headers["x-nemo-gym-failure-kind"] == kind
-    assert asked.answer.headers["x-nemo-gym-failure-server"] == "policy_model"
-    assert len(asked.requests) == 1
+    exchange = Exchange(lambda request: web.Response(status=status, text=body), {"input": "x"})
+    assert (exchange.response.status, asyncio.run(exchange.response.text())) == (status, body)
+    assert exchange.response.headers["x-nemo-gym-failure-kind"] == kind
+    assert exchange.response.headers["x-nemo-gym-failure-server"] == "policy_model"
+    assert len(exchange.requests) == 1
 
 
 @pytest.mark.parametrize("status", [503, 529])
 def test_endpoint_that_fails_once_is_asked_again(status: int) -> None:
-    answers = iter([web.Response(status=status, headers={"Retry-After": "0.01"}), [message("hi")]])
-    asked = Asked(lambda request: next(answers), {"input": "x"})
-    assert (asked.answer.status, len(asked.requests)) == (200, 2)
+    responses = iter([web.Response(status=status, headers={"Retry-After": "0.01"}), [message("hi")]])
+    exchange = Exchange(lambda request: next(responses), {"input": "x"})
+    assert (exchange.response.status, len(exchange.requests)) == (200, 2)
 
 
 def test_request_that_makes_no_sense_is_refused_here() -> None:
-    asked = Asked(hi, {"input": 7})
-    assert (asked.answer.status, asked.requests) == (422, [])
-    assert asked.json["detail"][0]["loc"] == ["body", "input"]
+    exchange = Exchange(hi, {"input": 7})
+    assert (exchange.response.status, exchange.requests) == (422, [])
+    assert exchange.json["detail"][0]["loc"] == ["body", "input"]
 
 
-def test_answer_without_its_optional_parts_is_taken() -> None:
-    asked = Asked(lambda request: web.json_response({"output": []}), {"input": "x"})
-    assert asked.answer.status == 200
-    assert asked.json["output"] == []
+def test_response_without_optional_fields_is_accepted() -> None:
+    exchange = Exchange(lambda request: web.json_response({"output": []}), {"input": "x"})
+    assert exchange.response.status == 200
+    assert exchange.json["output"] == []
 
 
 def client_at(endpoint: ScriptedEndpoint) -> NeMoGymAsyncOpenAI:

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from nemo_gym.server_utils import ServerClient
 from nemo_gym.servers.hosted import HostedServer
-from responses_api_models.openai_model.tests.asking import RESPONSES, Json, asking, chat_only
+from responses_api_models.openai_model.tests.model_server import RESPONSES, Json, chat_only, open_model_server
 from responses_api_models.openai_model.tests.test_app import most_at_once, new_model
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message
 
@@ -20,21 +20,21 @@ def test_no_pool_holds_requests_back_that_go_the_way_of_https() -> None:
     calls = 150
     together = asyncio.Barrier(calls)
 
-    async def answer_when_all_are_there(request: Json) -> list[Item]:
+    async def respond_when_all_have_come(request: Json) -> list[Item]:
         async with asyncio.timeout(10):
             await together.wait()
         return [message("hi")]
 
-    async def ask(url: str) -> list[int]:
+    async def call(url: str) -> list[int]:
         model = new_model(openai_base_url=url, max_tries=1)
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
         posts = [client.post("policy_model", RESPONSES, json={"input": "x"}) for _ in range(calls)]
-        return [answer.status for answer in await asyncio.gather(*posts)]
+        return [response.status for response in await asyncio.gather(*posts)]
 
-    with ScriptedEndpoint(answer_when_all_are_there) as endpoint:
+    with ScriptedEndpoint(respond_when_all_have_come) as endpoint:
         # An address with credentials is aiohttp's, as is one of HTTPS.
-        statuses = asyncio.run(ask(endpoint.base_url.replace("//", "//ann:hush@")))
+        statuses = asyncio.run(call(endpoint.base_url.replace("//", "//ann:hush@")))
     assert statuses == [200] * calls
     assert all("aiohttp" in headers["User-Agent"] for headers in endpoint.headers)
 
@@ -45,12 +45,12 @@ def test_limit_holds_among_many() -> None:
 
 @pytest.mark.parametrize("setting", [{"max_tries": 0}, {"request_timeout_s": 0}, {"upstream_api": "grpc"}])
 def test_settings_that_make_no_sense_are_refused(setting: Json) -> None:
-    with pytest.raises(ValueError, match=next(iter(setting))), asking(chat_only, **setting):
+    with pytest.raises(ValueError, match=next(iter(setting))), open_model_server(chat_only, **setting):
         pass
 
 
 def test_tries_and_time_are_as_configured() -> None:
-    with asking(lambda request: web.Response(status=500), max_tries=1) as it:
+    with open_model_server(lambda request: web.Response(status=500), max_tries=1) as it:
         assert asyncio.run(it.post({"input": "x"})).status == 500
         assert len(it.requests) == 1
 
@@ -58,7 +58,7 @@ def test_tries_and_time_are_as_configured() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    with asking(hang, request_timeout_s=0.1) as it:
+    with open_model_server(hang, request_timeout_s=0.1) as it:
         response = asyncio.run(it.post({"input": "x"}))
         assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
         assert "no response within 0.1 s" in asyncio.run(response.text())

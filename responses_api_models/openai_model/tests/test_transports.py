@@ -1,4 +1,4 @@
-"""A caller in this process gets what a caller over HTTP gets, however its answer changes hands."""
+"""A caller in this process gets what a caller over HTTP gets, however the response is passed on."""
 
 import asyncio
 import json
@@ -9,7 +9,13 @@ import pytest
 from aiohttp import web
 
 from nemo_gym.server_utils import ServerClient
-from responses_api_models.openai_model.tests.asking import CHAT, HI, RESPONSES, answer, asking
+from responses_api_models.openai_model.tests.model_server import (
+    CHAT,
+    HI,
+    RESPONSES,
+    json_response,
+    open_model_server,
+)
 from tests.gym.servers.serving import served, served_config
 
 TOKENS = '"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": %s'
@@ -26,7 +32,7 @@ OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{33}|(created|completed)_at\W+[\d.]+")
 
 
 async def all_of(client: ServerClient) -> list[Any]:
-    """Everything that can be had from the answers of both routes, read in several orders."""
+    """Everything that can be read from the responses of both routes, read in several orders."""
     found: list[Any] = []
     for path, body in ((RESPONSES, {"input": "x"}), (CHAT, HI)):
         response = await client.post("policy_model", path, json=body)
@@ -45,7 +51,7 @@ def test_answers_are_the_same_in_process_and_over_http(upstream: str, log_probs:
         text = COMPLETION if "messages" in request else RESPONSE
         return web.Response(text=text % (number, TOKENS % log_probs))
 
-    with asking(script, upstream_api=upstream) as it, served(it.server) as url:
+    with open_model_server(script, upstream_api=upstream) as it, served(it.server) as url:
         over_http = ServerClient(global_config_dict=served_config("policy_model", url))
         local, remote = asyncio.run(all_of(it.client)), asyncio.run(all_of(over_http))
     assert OWN_ID.sub("id", repr(local)) == OWN_ID.sub("id", repr(remote))
@@ -61,7 +67,7 @@ def test_answer_can_be_read_again_after_its_first_reader_has_changed_it() -> Non
         return [await response.json(), await response.read()]
 
     text = RESPONSE % ("1.5", TOKENS % "[-0.5, -0.25]")
-    with asking(lambda request: web.Response(text=text)) as it:
+    with open_model_server(lambda request: web.Response(text=text)) as it:
         second, body = asyncio.run(run(it.client))
     assert second == json.loads(body)
     assert [part["text"] for item in second["output"] for part in item["content"]] == ["hi \u00e9"]
@@ -70,7 +76,7 @@ def test_answer_can_be_read_again_after_its_first_reader_has_changed_it() -> Non
 
 def test_half_a_surrogate_pair_fails_alike() -> None:
     with (
-        asking(lambda request: web.Response(text='{"output": [], "x": "\\ud800"}')) as it,
+        open_model_server(lambda request: web.Response(text='{"output": [], "x": "\\ud800"}')) as it,
         served(it.server) as url,
     ):
         over_http = ServerClient(global_config_dict=served_config("policy_model", url))
@@ -86,7 +92,7 @@ def test_half_a_surrogate_pair_fails_alike() -> None:
     [{"output": 7}, {"output": [], "error": "boom"}, {"output": [], "usage": 3}, {"output": [{"a": 1}]}],
 )
 def test_answer_that_does_not_validate_is_the_same_failure_in_both_transports(bad: dict[str, Any]) -> None:
-    with asking(lambda request: answer(bad)) as it:
+    with open_model_server(lambda request: json_response(bad)) as it:
         local = asyncio.run(it.post({"input": "x"}))
         with served(it.server) as url:
             client = ServerClient(global_config_dict=served_config("policy_model", url))
@@ -114,7 +120,7 @@ def test_odd_request_has_the_same_outcome_in_both_transports(upstream: str, body
         response = await client.post("policy_model", RESPONSES, data=body.encode(), headers=headers)
         return [response.status, await response.text()]
 
-    with asking(script, upstream_api=upstream) as it, served(it.server) as url:
+    with open_model_server(script, upstream_api=upstream) as it, served(it.server) as url:
         over_http = ServerClient(global_config_dict=served_config("policy_model", url))
         local, remote = asyncio.run(outcome(it.client)), asyncio.run(outcome(over_http))
     assert OWN_ID.sub("id", repr(local)) == OWN_ID.sub("id", repr(remote))

@@ -13,18 +13,18 @@ from aiohttp import web
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI, NeMoGymResponseUsage
 from nemo_gym.server_utils import ClientResponse, ServerClient
 from responses_api_models.openai_model.app import OpenAIModel, OpenAIModelConfig
-from responses_api_models.openai_model.tests.asking import (
+from responses_api_models.openai_model.tests.model_server import (
     CHAT,
     HI,
     SETTINGS,
     USAGE,
-    Asking,
     Json,
-    answer,
-    asking,
+    ModelServer,
     chat_only,
     completion,
+    json_response,
     missing,
+    open_model_server,
     responses_only,
     warnings_in,
 )
@@ -33,8 +33,8 @@ from scripts.scripted_endpoint import ScriptedEndpoint, message
 
 
 def test_responses_are_had_from_an_endpoint_that_only_chats() -> None:
-    with asking(chat_only, upstream_api="chat_completions") as it:
-        response = it.ask({"input": "x", "max_output_tokens": 7, "seed": 3})
+    with open_model_server(chat_only, upstream_api="chat_completions") as it:
+        response = it.post_ok({"input": "x", "max_output_tokens": 7, "seed": 3})
     sent = {"messages": HI["messages"], "model": "mine", "max_completion_tokens": 7, "seed": 3}
     assert it.requests == [sent]
     assert response["output"][0]["content"][0]["text"] == "hi"
@@ -42,8 +42,8 @@ def test_responses_are_had_from_an_endpoint_that_only_chats() -> None:
 
 
 def test_chats_are_had_from_an_endpoint_that_only_has_responses() -> None:
-    with asking(responses_only, upstream_api="responses") as it:
-        chat = it.ask({**HI, "max_tokens": 7}, CHAT)
+    with open_model_server(responses_only, upstream_api="responses") as it:
+        chat = it.post_ok({**HI, "max_tokens": 7}, CHAT)
     assert it.apis == ["responses"]
     assert it.requests[0]["max_output_tokens"] == 7
     assert chat["choices"][0]["message"]["content"] == "hi"
@@ -53,11 +53,11 @@ def test_chats_are_had_from_an_endpoint_that_only_has_responses() -> None:
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_way_to_the_other_api_is_found_once_and_kept(status: int, caplog: pytest.LogCaptureFixture) -> None:
     def script(request: Json) -> web.Response:
-        return answer(completion()) if "messages" in request else missing(status)
+        return json_response(completion()) if "messages" in request else missing(status)
 
-    with asking(script) as it:
+    with open_model_server(script) as it:
         for _ in range(3):
-            assert it.ask({"input": "x"})["output"][0]["content"][0]["text"] == "hi"
+            assert it.post_ok({"input": "x"})["output"][0]["content"][0]["text"] == "hi"
         assert it.apis == ["responses", "chat", "chat", "chat"]
     (warning,) = warnings_in(caplog)
     assert f"policy_model: the endpoint responds with {status} on its responses route" in warning
@@ -65,10 +65,10 @@ def test_way_to_the_other_api_is_found_once_and_kept(status: int, caplog: pytest
 
 
 def test_way_from_chat_to_responses_is_found_too() -> None:
-    with asking(responses_only) as it:
-        assert it.ask(HI, CHAT)["choices"][0]["message"]["content"] == "hi"
-        it.ask(HI, CHAT)
-        it.ask({"input": "x"})
+    with open_model_server(responses_only) as it:
+        assert it.post_ok(HI, CHAT)["choices"][0]["message"]["content"] == "hi"
+        it.post_ok(HI, CHAT)
+        it.post_ok({"input": "x"})
         assert it.apis == ["chat", "responses", "responses", "responses"]
 
 
@@ -76,7 +76,7 @@ def test_error_stands_as_it_was_where_the_other_api_is_missing_too() -> None:
     def script(request: Json) -> web.Response:
         return web.Response(status=404, text="no such model" if "input" in request else "no such page")
 
-    with asking(script) as it:
+    with open_model_server(script) as it:
         for _ in range(2):
             response = asyncio.run(it.post({"input": "x"}))
             assert (response.status, asyncio.run(response.text())) == (404, "no such model")
@@ -90,22 +90,24 @@ def kind_of(response: ClientResponse) -> str:
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_endpoint_without_either_route_is_misconfigured(status: int) -> None:
-    with asking(lambda request: missing(status)) as it:
+    with open_model_server(lambda request: missing(status)) as it:
         response = asyncio.run(it.post({"input": "x"}))
     assert (response.status, kind_of(response)) == (status, "configuration")
 
 
 def test_missing_route_of_a_server_that_names_the_kind_keeps_that_kind() -> None:
     headers = {"x-nemo-gym-failure-kind": "data"}  # as replay_model sends for a request it did not record
-    with asking(lambda request: web.Response(status=404, text="not recorded", headers=headers)) as it:
+    with open_model_server(
+        lambda request: web.Response(status=404, text="not recorded", headers=headers)
+    ) as it:
         assert kind_of(asyncio.run(it.post({"input": "x"}))) == "data"
         assert it.apis == ["responses", "chat"]
 
 
 def test_404_of_the_only_route_in_use_is_configuration_until_it_has_responded() -> None:
     model = web.json_response({"message": "The model `x` does not exist."}, status=404)
-    replies: Iterator[Any] = iter([missing(), answer(completion()), missing(), model])
-    with asking(lambda request: next(replies), upstream_api="chat_completions") as it:
+    replies: Iterator[Any] = iter([missing(), json_response(completion()), missing(), model])
+    with open_model_server(lambda request: next(replies), upstream_api="chat_completions") as it:
         responses = [asyncio.run(it.post({"input": "x"})) for _ in range(4)]
     assert [response.status for response in responses] == [404, 200, 404, 404]
     assert [kind_of(responses[n]) for n in (0, 2, 3)] == ["configuration", "data", "configuration"]
@@ -124,12 +126,12 @@ def test_requests_that_wait_for_the_other_route_fail_as_infrastructure_if_it_can
             return missing()
         await all_here.wait()
         await asyncio.sleep(0.05)  # for their 404 to arrive
-        return answer({"choices": []})
+        return json_response({"choices": []})
 
-    async def run(it: Asking) -> list[ClientResponse]:
+    async def run(it: ModelServer) -> list[ClientResponse]:
         return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(3))))
 
-    with asking(script) as it:
+    with open_model_server(script) as it:
         responses = asyncio.run(run(it))
     assert {response.status for response in responses} <= {404, 502}
     assert {kind_of(response) for response in responses} == {"infrastructure"}
@@ -141,10 +143,10 @@ def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: i
         refused = web.Response(status=status, text="Incorrect API key")
         return missing() if "input" in request else refused
 
-    async def run(it: Asking) -> list[ClientResponse]:
+    async def run(it: ModelServer) -> list[ClientResponse]:
         return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(3))))
 
-    with asking(script, max_tries=1) as it:
+    with open_model_server(script, max_tries=1) as it:
         for response in asyncio.run(run(it)):
             text = asyncio.run(response.text())
             assert "chat_completions route: Incorrect API key" in text
@@ -153,22 +155,24 @@ def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: i
 
 
 def test_answer_that_cannot_be_read_is_told_although_the_way_is_not_known_yet() -> None:
-    with asking(lambda request: missing() if "input" in request else answer({"choices": []})) as it:
+    with open_model_server(
+        lambda request: missing() if "input" in request else json_response({"choices": []})
+    ) as it:
         response = asyncio.run(it.post({"input": "x"}))
     assert response.status == 502
     assert "no choices" in asyncio.run(response.text())
 
 
 def test_route_that_has_worked_is_not_doubted_again() -> None:
-    answers: Iterator[Any] = iter([[message("hi")], missing(), [message("hi")]])
-    with asking(lambda request: next(answers)) as it:
+    responses: Iterator[Any] = iter([[message("hi")], missing(), [message("hi")]])
+    with open_model_server(lambda request: next(responses)) as it:
         assert [asyncio.run(it.post({"input": "x"})).status for _ in range(3)] == [200, 404, 200]
         assert it.apis == ["responses"] * 3
 
 
 def test_error_that_names_what_is_missing_is_no_missing_route() -> None:
     body = {"error": {"message": "no such model", "code": "model_not_found"}}
-    with asking(lambda request: web.json_response(body, status=404)) as it:
+    with open_model_server(lambda request: web.json_response(body, status=404)) as it:
         response = asyncio.run(it.post({"input": "x"}))
         assert (response.status, kind_of(response)) == (404, "configuration")
         assert it.apis == ["responses"]
@@ -208,13 +212,13 @@ def test_of_many_first_requests_one_tries_the_other_api(caplog: pytest.LogCaptur
                 await asyncio.sleep(0)
             assert len(at_chat) == 1
             alone.set()
-        return answer(completion())
+        return json_response(completion())
 
-    async def run(it: Asking) -> list[int]:
+    async def run(it: ModelServer) -> list[int]:
         calls = [it.post({"input": "x"}) for _ in range(20)]
         return [response.status for response in await asyncio.gather(*calls)]
 
-    with asking(script) as it:
+    with open_model_server(script) as it:
         assert asyncio.run(run(it)) == [200] * 20
         assert (it.apis.count("responses"), it.apis.count("chat")) == (20, 20)
     assert alone.is_set()
@@ -222,11 +226,11 @@ def test_of_many_first_requests_one_tries_the_other_api(caplog: pytest.LogCaptur
 
 
 def test_of_many_requests_without_any_route_few_try_the_other() -> None:
-    async def run(it: Asking) -> list[int]:
+    async def run(it: ModelServer) -> list[int]:
         calls = [it.post({"input": "x"}) for _ in range(20)]
         return [response.status for response in await asyncio.gather(*calls)]
 
-    with asking(lambda request: missing()) as it:
+    with open_model_server(lambda request: missing()) as it:
         assert asyncio.run(run(it)) == [404] * 20
         assert it.apis.count("responses") == 20
         assert it.apis.count("chat") < 20
@@ -243,9 +247,9 @@ def test_trial_that_is_given_up_is_made_by_the_next() -> None:
         if request["messages"][0]["content"] == "hang":
             hanging.set()
             await asyncio.Event().wait()
-        return answer(completion())
+        return json_response(completion())
 
-    async def run(it: Asking) -> int:
+    async def run(it: ModelServer) -> int:
         first = asyncio.create_task(it.post({"input": "hang"}))
         assert await asyncio.to_thread(hanging.wait, 10)
         second = asyncio.create_task(it.post({"input": "x"}))
@@ -253,12 +257,12 @@ def test_trial_that_is_given_up_is_made_by_the_next() -> None:
         first.cancel()
         return (await second).status
 
-    with asking(script) as it:
+    with open_model_server(script) as it:
         assert asyncio.run(run(it)) == 200
 
 
 def test_request_that_cannot_be_converted_is_refused() -> None:
-    with asking(chat_only, upstream_api="chat_completions") as it:
+    with open_model_server(chat_only, upstream_api="chat_completions") as it:
         response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
         text = asyncio.run(response.text())
     assert response.status == 400
@@ -268,15 +272,17 @@ def test_request_that_cannot_be_converted_is_refused() -> None:
 
 
 def test_request_that_cannot_be_converted_leaves_the_way_open() -> None:
-    with asking(chat_only) as it:
+    with open_model_server(chat_only) as it:
         response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
         assert (response.status, kind_of(response)) == (404, "data")  # the other route was not asked
-        it.ask({"input": "x"})
+        it.post_ok({"input": "x"})
         assert it.apis == ["responses", "responses", "chat"]
 
 
 def test_answer_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> None:
-    with asking(lambda request: answer({"choices": []}), upstream_api="chat_completions") as it:
+    with open_model_server(
+        lambda request: json_response({"choices": []}), upstream_api="chat_completions"
+    ) as it:
         response = asyncio.run(it.post({"input": "x"}))
         assert "the endpoint's response cannot be read: choices" in asyncio.run(response.text())
     assert response.status == 502
@@ -285,8 +291,8 @@ def test_answer_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> None:
 
 def test_extra_body_is_laid_over_the_converted_request() -> None:
     extra = {"max_completion_tokens": 9, "chat_template_kwargs": {"a": 1}}
-    with asking(chat_only, upstream_api="chat_completions", extra_body=extra) as it:
-        it.ask({"input": "x", "max_output_tokens": 7})
+    with open_model_server(chat_only, upstream_api="chat_completions", extra_body=extra) as it:
+        it.post_ok({"input": "x", "max_output_tokens": 7})
     assert it.requests[0].items() >= extra.items()
 
 
@@ -298,9 +304,9 @@ def test_openai_itself_gets_a_seed_with_chats_alone() -> None:
             values = {**SETTINGS, "openai_base_url": url, "upstream_api": upstream}
             model = OpenAIModel(config=OpenAIModelConfig.model_validate(values), server_client=ServerClient())
             model.endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
-            it = Asking(model, endpoint)
-            it.ask({"input": "x", "seed": 3})
-            it.ask({**HI, "seed": 3}, CHAT)
+            it = ModelServer(model, endpoint)
+            it.post_ok({"input": "x", "seed": 3})
+            it.post_ok({**HI, "seed": 3}, CHAT)
         assert ["seed" in request for request in it.requests] == [has_seed] * 2
 
 
@@ -309,10 +315,10 @@ def test_reasoning_in_the_text_is_found_where_the_endpoint_has_no_parser(
     has_parser: bool, content: str
 ) -> None:
     def script(request: Json) -> web.Response:
-        return answer(completion("<think>hm</think>hi"))
+        return json_response(completion("<think>hm</think>hi"))
 
-    with asking(script, upstream_api="chat_completions", uses_reasoning_parser=has_parser) as it:
-        items = it.ask({"input": "x"})["output"]
+    with open_model_server(script, upstream_api="chat_completions", uses_reasoning_parser=has_parser) as it:
+        items = it.post_ok({"input": "x"})["output"]
     assert items[-1]["content"][0]["text"] == content
     assert len(items) == (1 if has_parser else 2)
 
@@ -330,12 +336,12 @@ def test_stream_is_asked_for_and_put_together() -> None:
         body = b"".join(b"data: %s\n\n" % orjson.dumps(event) for event in events)
         return web.Response(body=body, content_type="text/event-stream")
 
-    with asking(script, stream=True) as it:
-        assert it.ask({"input": "x", "stream": False})["usage"]["input_tokens"] == 3
-        chat = it.ask(HI, CHAT)
+    with open_model_server(script, stream=True) as it:
+        assert it.post_ok({"input": "x", "stream": False})["usage"]["input_tokens"] == 3
+        chat = it.post_ok(HI, CHAT)
         assert (chat["choices"][0]["message"]["content"], chat["usage"]["total_tokens"]) == ("hi", 5)
-    with asking(script, stream=True, upstream_api="chat_completions") as it:
-        assert it.ask({"input": "x"})["usage"]["total_tokens"] == 5
+    with open_model_server(script, stream=True, upstream_api="chat_completions") as it:
+        assert it.post_ok({"input": "x"})["usage"]["total_tokens"] == 5
 
 
 @pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {}}])
@@ -344,19 +350,19 @@ def test_usage_is_always_there_and_its_absence_is_told_once(
 ) -> None:
     def script(request: Json) -> web.Response:
         if "input" in request:
-            return answer({"output": [], **usage})
+            return json_response({"output": [], **usage})
         whole = completion()
         del whole["usage"]
-        return answer({**whole, **usage})
+        return json_response({**whole, **usage})
 
-    with asking(script) as it:
+    with open_model_server(script) as it:
         for _ in range(2):
-            counts = it.ask({"input": "x"})["usage"]
+            counts = it.post_ok({"input": "x"})["usage"]
             assert counts == NeMoGymResponseUsage().model_dump()
-            chat = it.ask(HI, CHAT)["usage"]
+            chat = it.post_ok(HI, CHAT)["usage"]
             assert (chat["prompt_tokens"], chat["completion_tokens"], chat["total_tokens"]) == (0, 0, 0)
         it.model.routes["responses"].is_converting = True
-        assert it.ask({"input": "x"})["usage"] == NeMoGymResponseUsage().model_dump()
+        assert it.post_ok({"input": "x"})["usage"] == NeMoGymResponseUsage().model_dump()
     assert warnings_in(caplog) == ["policy_model: the endpoint reports no usage; counted as 0"]
 
 
@@ -374,29 +380,31 @@ def test_counts_that_the_endpoint_leaves_out_are_filled_in(
 
     def script(request: Json) -> web.Response:
         if "input" in request:
-            return answer({"output": [message("hi")], "usage": usage(("input_tokens", "output_tokens"))})
-        return answer({**completion(), "usage": usage(("prompt_tokens", "completion_tokens"))})
+            return json_response(
+                {"output": [message("hi")], "usage": usage(("input_tokens", "output_tokens"))}
+            )
+        return json_response({**completion(), "usage": usage(("prompt_tokens", "completion_tokens"))})
 
     expected = (given or 0, generated or 0, total or (given or 0) + (generated or 0))
-    with asking(script, upstream_api=upstream) as it:
-        counts = it.ask({"input": "x"})["usage"]
+    with open_model_server(script, upstream_api=upstream) as it:
+        counts = it.post_ok({"input": "x"})["usage"]
         assert (counts["input_tokens"], counts["output_tokens"], counts["total_tokens"]) == expected
-        counts = it.ask(HI, CHAT)["usage"]
+        counts = it.post_ok(HI, CHAT)["usage"]
         assert (counts["prompt_tokens"], counts["completion_tokens"], counts["total_tokens"]) == expected
 
 
 def test_converted_answer_says_when_the_call_began_and_ended() -> None:
     def script(request: Json) -> web.Response:
         time.sleep(0.1)
-        return answer(completion())
+        return json_response(completion())
 
-    with asking(script, upstream_api="chat_completions") as it:
-        response = it.ask({"input": "x"})
+    with open_model_server(script, upstream_api="chat_completions") as it:
+        response = it.post_ok({"input": "x"})
     assert 0.1 <= response["completed_at"] - response["created_at"] < 10
 
 
 def test_failed_response_without_usage_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
     failed = {"output": [], "status": "failed", "error": {"code": "server_error", "message": "m"}}
-    with asking(lambda request: answer(failed)) as it:
-        assert it.ask({"input": "x"})["usage"]["total_tokens"] == 0
+    with open_model_server(lambda request: json_response(failed)) as it:
+        assert it.post_ok({"input": "x"})["usage"]["total_tokens"] == 0
     assert warnings_in(caplog) == []

@@ -27,7 +27,7 @@ def test_responses_use_chat_completions_of_the_configured_model() -> None:
         response = Gym(vllm).respond(
             {"input": "x", "model": "another", "instructions": "be brief", "seed": 3}
         )
-    (sent,) = vllm.asked
+    (sent,) = vllm.requests
     assert sent.path == "/v1/chat/completions"
     assert sent.body == {
         "messages": [{"role": "system", "content": "be brief"}, user()],
@@ -43,8 +43,8 @@ def test_responses_use_chat_completions_of_the_configured_model() -> None:
 def test_key_and_default_headers_are_sent() -> None:
     with VLLMStandIn() as vllm:
         Gym(vllm, default_headers={"X-Team": "gym"}).respond({"input": "x"})
-    assert vllm.asked[0].headers["Authorization"] == "Bearer key-of-mine"
-    assert vllm.asked[0].headers["X-Team"] == "gym"
+    assert vllm.requests[0].headers["Authorization"] == "Bearer key-of-mine"
+    assert vllm.requests[0].headers["X-Team"] == "gym"
 
 
 def test_sampling_overrides_replace_request_fields_and_extra_body_replaces_both() -> None:
@@ -238,7 +238,7 @@ def test_other_errors_of_the_engine_are_passed_on_unchanged(error_response: Any)
 def test_request_without_a_chat_equivalent_is_rejected_with_the_reason() -> None:
     with VLLMStandIn() as vllm:
         response = Gym(vllm).post({"input": "x", "previous_response_id": "resp_1"})
-    assert (response.status, vllm.asked) == (422, [])
+    assert (response.status, vllm.requests) == (422, [])
     assert "previous_response_id" in text_of(response)
 
 
@@ -253,7 +253,7 @@ def test_failed_call_is_retried() -> None:
     failures = iter([web.Response(status=503, headers={"Retry-After": "0.01"})])
     with VLLMStandIn(intercept=lambda path, body: next(failures, None)) as vllm:
         assert Gym(vllm).post({"input": "x"}).ok
-    assert len(vllm.asked) == 2
+    assert len(vllm.requests) == 2
 
 
 def test_concurrent_calls_stay_within_the_limit() -> None:

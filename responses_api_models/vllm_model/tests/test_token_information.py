@@ -169,7 +169,7 @@ def test_several_choices_per_request_are_rejected() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(vllm, return_token_id_information=True)
         response = gym.post({"messages": [user()], "n": 4}, "/v1/chat/completions")
-    assert (response.status, vllm.asked) == (422, [])
+    assert (response.status, vllm.requests) == (422, [])
     assert "n=4" in text_of(response)
 
 

@@ -206,7 +206,7 @@ def test_requests_that_a_prompt_of_ids_cannot_express_are_rejected(
 ) -> None:
     with VLLMStandIn() as vllm:
         response = Gym(vllm, **REPLAY).post({"messages": [user()], **body}, "/v1/chat/completions")
-    assert (response.status, vllm.asked) == (422, [])
+    assert (response.status, vllm.requests) == (422, [])
     assert problem in text_of(response)
     assert "set token_id_replay: messages" in text_of(response)
 

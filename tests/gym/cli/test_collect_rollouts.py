@@ -13,10 +13,10 @@ import pytest
 from nemo_gym.rollout_collection import collect_rollouts
 from scripts.scripted_endpoint import ScriptedEndpoint
 from tests.gym.cli.conftest import Ended, Ng
-from tests.support.answering_agent import MODEL_CONFIG, records_of
 from tests.support.commands import ROOT, NgRun, free_port
 from tests.support.components import write_files
 from tests.support.players import play
+from tests.support.scripted_agent import MODEL_CONFIG, records_of
 
 WEATHER = "resources_servers/example_single_tool_call/configs/example_single_tool_call.yaml"
 TUTORIAL = [

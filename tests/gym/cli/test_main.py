@@ -16,8 +16,8 @@ from nemo_gym import __version__
 from nemo_gym.cli.main import COMMANDS, main
 from nemo_gym.config import parse_arguments, string_fields
 from tests.gym.cli.conftest import Ended
-from tests.support.answering_agent import MODEL_CONFIG
 from tests.support.commands import BIN, ROOT, run_command
+from tests.support.scripted_agent import MODEL_CONFIG
 
 
 def test_every_command_is_an_entry_point_and_the_reverse() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.answering_agent import Playground, row
+from tests.support.scripted_agent import Playground, row
 
 
 @pytest.fixture
@@ -14,5 +14,5 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Playground:
     monkeypatch.delenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", raising=False)
     monkeypatch.chdir(tmp_path)
     made = Playground(tmp_path)
-    made.give(row("a"), row("b"), row("c"))
+    made.write_input(row("a"), row("b"), row("c"))
     return made

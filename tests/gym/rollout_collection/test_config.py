@@ -19,7 +19,7 @@ from nemo_gym.rollout_collection import (
     SharedRolloutCollectionConfig,
 )
 from tests.gym.cli.conftest import Ng, ng
-from tests.support.answering_agent import MODEL, Playground, row
+from tests.support.scripted_agent import MODEL, Playground, row
 
 __all__ = ["ng"]  # the fixture
 
@@ -159,7 +159,7 @@ def test_split_is_one_of_three(split: Any) -> None:
 @pytest.fixture
 def playground(tmp_path: Path, ng: Ng) -> Playground:
     made = Playground(tmp_path)
-    made.give(row())
+    made.write_input(row())
     return made
 
 
@@ -169,7 +169,7 @@ def arguments(playground: Playground) -> list[str]:
         f"+config_paths=[{','.join(playground.config_paths)}]",
         *(f"+{key}={value}" for key, value in MODEL.items()),
         *(
-            "+agent_name=answering",
+            "+agent_name=scripted",
             "+input_jsonl_fpath=input.jsonl",
             "+output_jsonl_fpath=out/rollouts.jsonl",
         ),
@@ -182,8 +182,8 @@ COMMAND_LINES: dict[str, list[str]] = {
     "+limit=true": ["limit", "True", "number"],
     "--limit=-1": ["limit", "-1", "greater than or equal to 1"],
     "+num_repeats=0": ["num_repeats", "0", "whole number from 1 on"],
-    "+num_repeats={answering: 0}": ["num_repeats", "0 for 'answering'"],
-    "+num_repeats.answering=0": ["num_repeats", "0 for 'answering'"],
+    "+num_repeats={scripted: 0}": ["num_repeats", "0 for 'scripted'"],
+    "+num_repeats.scripted=0": ["num_repeats", "0 for 'scripted'"],
     "+num_samples_in_parallel=0": ["num_samples_in_parallel", "0", "greater than or equal to 1"],
     "+max_failure_rate=-1": ["max_failure_rate", "-1", "greater than or equal to 0"],
     "+num_repeat=3": ["num_repeat: unknown", "did you mean +num_repeats=3?"],
@@ -204,7 +204,7 @@ def test_bad_argument_ends_with_exit_code_2_and_nothing_is_written_or_started(
 
 
 def test_arguments_that_are_missing_are_all_named(ng: Ng, playground: Playground) -> None:
-    done = ng("collect_rollouts", "+agent_name=answering")
+    done = ng("collect_rollouts", "+agent_name=scripted")
     done.assert_complains(
         "input_jsonl_fpath: required", "output_jsonl_fpath: required", "+input_jsonl_fpath=<value>"
     )

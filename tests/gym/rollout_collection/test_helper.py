@@ -16,8 +16,8 @@ from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.http import ServerCallError
 from nemo_gym.rollout_collection import RolloutCollectionHelper, _rollout_request_debug_summary
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
-from tests.support.answering_agent import MODEL_CONFIG, Playground, keys_of, records_of, row
 from tests.support.commands import free_port
+from tests.support.scripted_agent import MODEL_CONFIG, Playground, keys_of, records_of, row
 
 Capture = pytest.CaptureFixture[str]
 Row = dict[str, Any]
@@ -52,26 +52,26 @@ def test_rollouts_can_be_read_from_another_working_directory(
 
 
 def test_materialized_input_is_exactly_what_the_agent_is_sent(playground: Playground) -> None:
-    playground.give(row("a", n=2**70, words="é \ud83d", z=1.0), row("b"))
+    playground.write_input(row("a", n=2**70, words="é \ud83d", z=1.0), row("b"))
     playground.collect(num_repeats=2, num_repeats_add_seed=True)
     assert sorted(playground.bodies()) == sorted(playground.materialized.read_bytes().splitlines())
 
 
 def test_run_without_any_success_gives_an_empty_sequence(playground: Playground) -> None:
     for task in range(3):
-        playground.answer(f"{task}:0", "[]")
+        playground.set_response(f"{task}:0", "[]")
     rollouts = playground.collect()
     assert rollouts == [] and len(rollouts) == 0 and list(rollouts) == []
     assert "rollouts_aggregate_metrics.json" not in playground.names()
 
 
 def test_rollout_is_the_response_with_the_key_and_the_agent_of_the_row(playground: Playground) -> None:
-    playground.give(row("a", expected_answer="x", agent_ref={"name": "answering", "more": 1}))
+    playground.write_input(row("a", expected_answer="x", agent_ref={"name": "scripted", "more": 1}))
     [rollout] = playground.collect()
     assert rollout == {
         "responses_create_params": {"input": "a"},
         "expected_answer": "x",
-        "agent_ref": {"name": "answering", "more": 1},
+        "agent_ref": {"name": "scripted", "more": 1},
         "_ng_task_index": 0,
         "_ng_rollout_index": 0,
         "reward": 1.0,
@@ -84,23 +84,23 @@ def test_rollout_is_the_response_with_the_key_and_the_agent_of_the_row(playgroun
     [
         {},
         {"_ng_task_index": 99, "_ng_rollout_index": 99, "agent_ref": {"name": "other"}},
-        {"_ng_task_index": 1.0, "_ng_rollout_index": False, "agent_ref": {"name": "answering"}},
+        {"_ng_task_index": 1.0, "_ng_rollout_index": False, "agent_ref": {"name": "scripted"}},
         {"_ng_task_index": "1", "_ng_rollout_index": None, "agent_ref": None},
     ],
 )
 def test_rollout_has_the_key_of_its_row_whatever_the_agent_returns(
     playground: Playground, extra: Row
 ) -> None:
-    playground.answer("1:0", json.dumps({"reward": 0.5, "big": 2**70, **extra}))
+    playground.set_response("1:0", json.dumps({"reward": 0.5, "big": 2**70, **extra}))
     playground.collect()
     [rollout] = [one for one in records_of(playground.output) if one["reward"] == 0.5]
     key = (rollout["_ng_task_index"], rollout["_ng_rollout_index"])
     assert key == (1, 0) and [type(part) for part in key] == [int, int]
-    assert rollout["agent_ref"] == {"name": "answering"}
+    assert rollout["agent_ref"] == {"name": "scripted"}
     assert rollout["big"] == 2**70
 
 
-INDICES = '"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "answering"}'
+INDICES = '"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "scripted"}'
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ INDICES = '"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "a
     ],
 )
 def test_every_rollout_is_one_line_that_strict_readers_take(playground: Playground, body: str) -> None:
-    playground.answer("1:0", body)
+    playground.set_response("1:0", body)
     assert len(playground.collect()) == 3
     with playground.output.open(encoding="utf-8") as file:  # text mode splits at every kind of line end
         lines = list(file)
@@ -142,7 +142,7 @@ def test_every_rollout_is_one_line_that_strict_readers_take(playground: Playgrou
     ],
 )
 def test_response_that_is_not_a_scored_rollout_is_a_data_failure(playground: Playground, body: str) -> None:
-    playground.answer("1:0", body)
+    playground.set_response("1:0", body)
     assert keys_of(playground.collect()) == ["0:0", "2:0"]
     [failure] = records_of(playground.failures)
     assert failure["_ng_failure_class"] == "data"
@@ -150,7 +150,7 @@ def test_response_that_is_not_a_scored_rollout_is_a_data_failure(playground: Pla
 
 
 def test_failure_says_what_happened_and_nothing_that_could_be_averaged(playground: Playground) -> None:
-    playground.answer("1:0", "the agent is down", status=503)
+    playground.set_response("1:0", "the agent is down", status=503)
     playground.collect()
     [failure] = records_of(playground.failures)
     assert failure.pop("time").endswith("Z")
@@ -158,7 +158,7 @@ def test_failure_says_what_happened_and_nothing_that_could_be_averaged(playgroun
     assert failure == {
         "_ng_task_index": 1,
         "_ng_rollout_index": 0,
-        "agent_ref": {"name": "answering"},
+        "agent_ref": {"name": "scripted"},
         "_ng_failure_class": "infrastructure",
         "error_type": "ServerCallError",
         "http_status": 503,
@@ -170,7 +170,7 @@ def test_failure_says_what_happened_and_nothing_that_could_be_averaged(playgroun
 def test_failure_that_the_agent_declares_goes_to_the_failures_and_is_never_averaged(
     playground: Playground,
 ) -> None:
-    playground.answer("1:0", reward=-100.0, _ng_failure_class="bad_weather")
+    playground.set_response("1:0", reward=-100.0, _ng_failure_class="bad_weather")
     assert keys_of(playground.collect()) == ["0:0", "2:0"]
     assert playground.played() == ["0:0", "1:0", "2:0"]  # a declared failure is not retried
     [failure] = records_of(playground.failures)
@@ -182,17 +182,17 @@ def test_failure_that_the_agent_declares_goes_to_the_failures_and_is_never_avera
 
 def test_run_says_what_it_will_do(playground: Playground, capsys: Capture) -> None:
     (playground.folder / "prompt.yaml").write_text("user: '{q}'")
-    playground.give({"q": 1}, {"q": 2}, {"q": 3})
+    playground.write_input({"q": 1}, {"q": 2}, {"q": 3})
     playground.collect(
         limit=2,
-        num_repeats={"answering": 3, "absent": 1},
+        num_repeats={"scripted": 3, "absent": 1},
         num_repeats_add_seed=True,
         responses_create_params={"temperature": 0.25},
         prompt_config="prompt.yaml",
         num_samples_in_parallel=7,
     )
     stderr = capsys.readouterr().err
-    for text in ("limit 2", "'answering': 3", "with seeds", "agent answering", "'temperature': 0.25"):
+    for text in ("limit 2", "'scripted': 3", "with seeds", "agent scripted", "'temperature': 0.25"):
         assert text in stderr
     assert "prompt.yaml" in stderr and "At most 7 rollouts" in stderr and "embedded" in stderr
     assert "6 rollouts to run" in stderr
@@ -228,8 +228,8 @@ def test_parameters_of_the_endpoint_itself_are_no_mistake(playground: Playground
 def test_agent_that_is_not_there_is_refused_with_the_nearest_before_anything_starts(
     playground: Playground,
 ) -> None:
-    with pytest.raises(ValueError, match="did you mean answering"):
-        playground.collect(agent_name="answerin")
+    with pytest.raises(ValueError, match="did you mean scripted"):
+        playground.collect(agent_name="scripte")
     assert playground.names() == set()
 
 
@@ -243,7 +243,7 @@ def test_plan_is_whole_on_disk_before_the_first_rollout_starts(playground: Playg
     with ScriptedEndpoint(script) as endpoint:
         playground.config_paths, playground.servers = CALCULATOR, dict(endpoint.settings)
         settings = {"agent_name": CALCULATOR_AGENT, "num_repeats": 2}
-        playground.give(row("a", expected_answer="1"), row("b", expected_answer="2"))
+        playground.write_input(row("a", expected_answer="1"), row("b", expected_answer="2"))
         rollouts = playground.collect(**settings)
     expected = RolloutCollectionHelper()._preprocess_rows_from_config(playground.config(**settings))
     assert len(found) == len(expected) == 4
@@ -262,7 +262,7 @@ def test_further_fields_of_a_row_travel_untouched_to_the_verifier_and_into_the_r
     }
     with ScriptedEndpoint(lambda _: [message("The answer is 1.")]) as endpoint:
         playground.config_paths, playground.servers = CALCULATOR, dict(endpoint.settings)
-        playground.give(row("a", **fields))
+        playground.write_input(row("a", **fields))
         [rollout] = playground.collect(agent_name=CALCULATOR_AGENT)
     assert rollout["reward"] == 1.0
     assert json.dumps({name: rollout[name] for name in fields}) == json.dumps(fields)
@@ -342,9 +342,11 @@ def test_example_that_fails_raises_and_the_others_come_all_the_same() -> None:
 
 
 def test_example_that_its_agent_declares_failed_raises(playground: Playground) -> None:
-    playground.answer("0:0", reward=-1.0, _ng_failure_class="bad_weather", _ng_failure_judge_error="it rains")
-    playground.answer("1:0", "[1]")
-    ref = {"name": "answering"}
+    playground.set_response(
+        "0:0", reward=-1.0, _ng_failure_class="bad_weather", _ng_failure_judge_error="it rains"
+    )
+    playground.set_response("1:0", "[1]")
+    ref = {"name": "scripted"}
     rows = [row("a", agent_ref=ref, _ng_task_index=task, _ng_rollout_index=0) for task in range(3)]
 
     async def run() -> list[Exception | tuple[Row, Row]]:
@@ -355,8 +357,8 @@ def test_example_that_its_agent_declares_failed_raises(playground: Playground) -
     results = asyncio.run(run())
     errors = sorted(str(one) for one in results if isinstance(one, Exception))
     assert errors == [
-        "answering declared this rollout failed (bad_weather): it rains",
-        "the response of answering is not a JSON object: b'[1]'",
+        "scripted declared this rollout failed (bad_weather): it rains",
+        "the response of scripted is not a JSON object: b'[1]'",
     ]
     assert [given for given, _ in (one for one in results if isinstance(one, tuple))] == rows[2:]
 
@@ -380,7 +382,7 @@ def test_without_a_semaphore_at_most_256_are_in_flight() -> None:
 def test_number_of_rollouts_in_flight_is_respected(playground: Playground) -> None:
     with (endpoint := SlowEndpoint(enough=3)):
         playground.config_paths, playground.servers = CALCULATOR, dict(endpoint.settings)
-        playground.give(*examples(*"bcdefgh"))
+        playground.write_input(*examples(*"bcdefgh"))
         assert len(playground.collect(num_samples_in_parallel=3)) == 7
         assert endpoint.most == 3
 
@@ -401,8 +403,8 @@ def test_client_of_a_missing_head_server_is_an_error_that_says_so() -> None:
 
 
 def test_cache_gives_what_is_left_and_what_is_done_in_the_order_of_the_output(playground: Playground) -> None:
-    playground.answer("1:0", "[]")
-    playground.answer("2:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
+    playground.set_response("1:0", "[]")
+    playground.set_response("2:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
     playground.collect(num_repeats=2)
     rows = {keys_of([one])[0]: one for one in records_of(playground.materialized)}
     lines = playground.output.read_bytes().splitlines(keepends=True)
@@ -421,7 +423,7 @@ def test_cache_gives_what_is_left_and_what_is_done_in_the_order_of_the_output(pl
 
 
 def test_metrics_of_results_are_written_by_agent(playground: Playground) -> None:
-    named, nameless = row(agent_ref={"name": "answering"}, _ng_task_index=0), row(agent_ref={})
+    named, nameless = row(agent_ref={"name": "scripted"}, _ng_task_index=0), row(agent_ref={})
 
     async def write(results: list[Row], rows: list[Row]) -> Path | None:
         async with nemo_gym.open_servers(playground.config_paths, playground.servers):
@@ -434,7 +436,7 @@ def test_metrics_of_results_are_written_by_agent(playground: Playground) -> None
     assert path == Path("some_aggregate_metrics.json")
     text = path.read_text()
     [entry] = json.loads(text)
-    assert entry["agent_ref"] == {"name": "answering"}
+    assert entry["agent_ref"] == {"name": "scripted"}
     assert entry["agent_metrics"]["mean/reward"] == entry["key_metrics"]["mean/reward"] == 0.5
     assert [group["_ng_task_index"] for group in entry["group_level_metrics"]] == [0]
     assert text.startswith('[\n  {\n    "agent_ref"')

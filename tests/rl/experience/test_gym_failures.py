@@ -24,7 +24,7 @@ from tests.support.gym_handles import (
     Streaming,
     play_group,
     result,
-    well,
+    succeed,
 )
 
 pytestmark = pytest.mark.torch
@@ -71,7 +71,7 @@ def test_failed_batch_is_sent_again_completely() -> None:
         played.append(row["_rowidx"])
         if len(played) == 1:
             raise TimeoutError("slow")
-        return await well(row)
+        return await succeed(row)
 
     handle = Batch(fails_once)
     play_group(handle, 2, retry_policy=row_attempts(2), sleep=RecordedSleep())
@@ -138,7 +138,7 @@ def broken(*rows: int, error: Exception | None = None) -> Any:
     async def play(row: Row) -> dict[str, Any]:
         if row["_rowidx"] in rows:
             raise error or AssertionError("non-contiguous history")
-        return await well(row)
+        return await succeed(row)
 
     return play
 

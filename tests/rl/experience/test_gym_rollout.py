@@ -30,7 +30,7 @@ from tests.support.gym_handles import (
     play_group,
     result,
     sample,
-    well,
+    succeed,
 )
 from tests.support.toy_tokenizer import ToyTokenizer
 
@@ -113,7 +113,7 @@ def test_record_has_the_completions_in_row_order(form: type[Handle]) -> None:
     async def last_first(row: Row) -> dict[str, Any]:
         await done[row["_rowidx"]].wait()
         done[row["_rowidx"] - 1].set()
-        return await well(row)
+        return await succeed(row)
 
     async def play() -> Any:
         return await implementation(form(last_first), 3).run_rollout(sample())
@@ -222,7 +222,7 @@ class RemoteStream:
         @staticmethod
         async def remote(rows: list[Row], tokenizer: Any, timer_prefix: str) -> Any:
             for row in reversed(rows):
-                yield Reference((row["_rowidx"], await well(row), None))
+                yield Reference((row["_rowidx"], await succeed(row), None))
 
 
 class RemoteBatch:
@@ -521,7 +521,7 @@ def test_manager_option_decides_whether_flags_are_kept(is_honoured: bool) -> Non
 def test_timeouts_and_integrity_of_the_manager_apply_to_its_groups() -> None:
     async def hang(row: Row) -> dict[str, Any]:
         await asyncio.sleep(5 if row["_rowidx"] == 1 else 0)
-        return await well(row)
+        return await succeed(row)
 
     limits = RolloutTimeouts(rollout_s=0.1)
     with pytest.raises(RolloutTimeout):
@@ -539,7 +539,7 @@ def test_completions_have_the_order_of_the_rows_whichever_finishes_first(
     async def in_order(row: Row) -> dict[str, Any]:
         for _ in range(order.index(row["_rowidx"])):
             await asyncio.sleep(0)
-        return await well(row)
+        return await succeed(row)
 
     record = play_group(form(in_order), 6)
     tokens = [flat_token_ids(completion.message_log).tolist() for completion in record.completions]

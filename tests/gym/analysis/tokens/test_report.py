@@ -11,8 +11,8 @@ from nemo_gym.analysis.tokens.texts import bundled_model
 from nemo_gym.errors import InputError
 from nemo_gym.records import BadLines
 from tests.support.token_rollouts import (
-    ANSWER,
     REASONING,
+    TOOL_OUTPUT,
     Turn,
     bundle,
     call,
@@ -195,7 +195,7 @@ def test_a_defect_is_counted_with_its_place(
 ) -> None:
     assert defect in DEFECTS
     fine, bad = {**message(), **bundle([1], [2])}, {**message(), **bundle([1, 2], [3, 4]), **fields}
-    found = check(tmp_path, [fine], [ANSWER, bad])
+    found = check(tmp_path, [fine], [TOOL_OUTPUT, bad])
     assert not found.is_clean and found.break_count == 0
     ((name, count),) = found.defects.items()
     assert (name, count.items, count.values) == (defect, 1, values)

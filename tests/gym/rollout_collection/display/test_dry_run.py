@@ -14,8 +14,8 @@ from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.servers import Servers
-from tests.support.answering_agent import Playground, row
 from tests.support.commands import free_port
+from tests.support.scripted_agent import Playground, row
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,13 +32,13 @@ def content(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-AGENTS = Servers({"answering": {"responses_api_agents": {"answering": {"entrypoint": "app.py"}}}})
+AGENTS = Servers({"scripted": {"responses_api_agents": {"scripted": {"entrypoint": "app.py"}}}})
 
 
 def test_agents_are_checked_where_there_are_servers(playground: Playground) -> None:
     assert "checked" not in dry_run_text(playground, AGENTS)
-    with pytest.raises(ConfigError, match=r"no agent 'answerin' among the servers.*did you mean answering"):
-        dry_run_text(playground, AGENTS, agent_name="answerin")
+    with pytest.raises(ConfigError, match=r"no agent 'scripte' among the servers.*did you mean scripted"):
+        dry_run_text(playground, AGENTS, agent_name="scripte")
 
 
 def test_without_servers_it_says_that_agents_were_not_checked(playground: Playground) -> None:
@@ -48,12 +48,12 @@ def test_without_servers_it_says_that_agents_were_not_checked(playground: Playgr
 
 
 def test_repeats_of_agents_that_never_occur_are_warned_of(playground: Playground) -> None:
-    text = dry_run_text(playground, num_repeats={"answering": 2, "absent": 3})
+    text = dry_run_text(playground, num_repeats={"scripted": 2, "absent": 3})
     assert "warning: num_repeats has entries for agents that do not occur: absent" in text
 
 
 def test_tokens_are_those_of_all_rows(playground: Playground) -> None:
-    playground.give(row("x" * 4_000), *(row("y" * 36_000, n=number) for number in range(3)))
+    playground.write_input(row("x" * 4_000), *(row("y" * 36_000, n=number) for number in range(3)))
     [tokens] = re.findall(r"About ([\d,]+) input tokens", dry_run_text(playground, num_repeats=2))
     assert int(tokens.replace(",", "")) == pytest.approx(2 * (1_000 + 3 * 9_000), rel=0.01)
 
@@ -62,17 +62,17 @@ def test_most_output_tokens_are_shown_if_every_row_has_a_limit(playground: Playg
     bounded = [
         {"responses_create_params": {"input": "a", "max_output_tokens": bound}} for bound in (100, 1_000)
     ]
-    playground.give(*bounded)
+    playground.write_input(*bounded)
     assert "at most 2,200 output tokens per call" in dry_run_text(playground, num_repeats=2)
-    playground.give(*bounded, row("b"))
+    playground.write_input(*bounded, row("b"))
     assert "output tokens" not in dry_run_text(playground)
 
 
 def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_nothing(
     playground: Playground,
 ) -> None:
-    playground.answer("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
-    playground.answer("2:0", "down", status=503)
+    playground.set_response("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
+    playground.set_response("2:0", "down", status=503)
     playground.collect(num_repeats=2)
     with playground.output.open("ab") as file:
         file.write(b'{"_ng_task_index": 2, "_ng_rollout_index": 0, "torn')
@@ -82,7 +82,7 @@ def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_
     text = dry_run_text(playground, num_repeats=2, resume_from_cache=True)
     assert "Resuming: 6 rollouts planned, 4 done, 1 skipped, 1 remaining" in text
     assert content(playground.folder) == before
-    playground.answer_well()
+    playground.reset_responses()
     playground.played()
     assert len(playground.collect(num_repeats=2, resume_from_cache=True)) == 5
     assert playground.played() == ["2:0"]
@@ -91,7 +91,7 @@ def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_
 def test_rollouts_whose_attempts_are_spent_are_skipped(
     playground: Playground, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    playground.answer("1:0", "no rollout")
+    playground.set_response("1:0", "no rollout")
     playground.collect()
     assert "2 done, 0 skipped, 1 remaining" in dry_run_text(playground, resume_from_cache=True)
     assert "2 done, 1 skipped, 0 remaining" in dry_run_text(
@@ -109,7 +109,7 @@ def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
 
 
 def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playground: Playground) -> None:
-    playground.answer("1:0", "down", status=503)
+    playground.set_response("1:0", "down", status=503)
     playground.collect(num_repeats=2)
     playground.input.unlink()
     before = content(playground.folder)
@@ -166,8 +166,8 @@ def test_dry_run_from_python_prints_the_same_and_returns_nothing(
     assert playground.collect(num_repeats=2, dry_run=True) == []
     assert capsys.readouterr().err == expected + "\n"
     assert playground.played() == [] and not playground.output.parent.exists()
-    with pytest.raises(ConfigError, match="did you mean answering"):
-        playground.collect(agent_name="answerin", dry_run=True)
+    with pytest.raises(ConfigError, match="did you mean scripted"):
+        playground.collect(agent_name="scripte", dry_run=True)
 
 
 def test_dry_run_from_python_needs_no_servers(playground: Playground, capsys: Capture) -> None:

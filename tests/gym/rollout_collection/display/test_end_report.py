@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.answering_agent import Playground
+from tests.support.scripted_agent import Playground
 
 Capture = pytest.CaptureFixture[str]
 
@@ -12,8 +12,8 @@ def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playgrou
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.splitlines()
-    assert lines[lines.index("Key metrics of answering:") :] == [
-        "Key metrics of answering:",
+    assert lines[lines.index("Key metrics of scripted:") :] == [
+        "Key metrics of scripted:",
         "{",
         '  "mean/reward": 1.0,',
         '  "mean/reward/std_err": 0.0,',
@@ -21,7 +21,7 @@ def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playgrou
         '  "mean/reward/ci95_high": 1.0',
         "}",
         "",
-        "answering: reward 1.00 (95 % CI 0.29–1.00, 3 tasks × 1), 100 % complete",
+        "scripted: reward 1.00 (95 % CI 0.29–1.00, 3 tasks × 1), 100 % complete",
         "",
         "metric       value  95 % CI    median  std  min  max",
         "────────────────────────────────────────────────────",
@@ -41,7 +41,7 @@ def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playgrou
 def test_failures_are_reported_with_their_causes_and_how_to_resume(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.answer("1:0", "no rollout", status=400)
+    playground.set_response("1:0", "no rollout", status=400)
     playground.collect()
     stderr = capsys.readouterr().err
     assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in stderr
@@ -53,9 +53,9 @@ def test_failures_are_reported_with_their_causes_and_how_to_resume(
 def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.answer("1:0", "no rollout", status=503)
+    playground.set_response("1:0", "no rollout", status=503)
     playground.collect()
-    playground.answer_well()
+    playground.reset_responses()
     capsys.readouterr()
     playground.collect(resume_from_cache=True)
     stderr = capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
 
 
 def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
+    playground.set_response("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
     playground.collect()
     capsys.readouterr()
     playground.collect(resume_from_cache=True)
@@ -75,7 +75,7 @@ def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: 
 
 
 def test_every_line_of_the_end_has_a_name_of_its_own(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", "no rollout", status=400)
+    playground.set_response("1:0", "no rollout", status=400)
     playground.collect()
     stderr = capsys.readouterr().err
     names = [line.partition(": ")[0] for line in stderr[stderr.index("Result: ") :].splitlines()]

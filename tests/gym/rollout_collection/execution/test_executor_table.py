@@ -7,7 +7,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.execution.executor_table import EXECUTORS, executor_named
 from nemo_gym.rollout_collection.servers import Servers
-from tests.support.answering_agent import Playground
+from tests.support.scripted_agent import Playground
 
 
 def test_unknown_executor_is_an_error_that_names_those_there_are(playground: Playground) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.errors import ChangedInputsError
-from tests.support.answering_agent import Playground, keys_of, records_of, row, write_agent
 from tests.support.components import write_files
+from tests.support.scripted_agent import Playground, keys_of, records_of, row, write_agent
 
 Capture = pytest.CaptureFixture[str]
 
@@ -24,11 +24,11 @@ def set_aside_of(playground: Playground) -> list[Path]:
 
 
 def test_done_rollouts_are_not_run_again(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", NO_ROLLOUT)
+    playground.set_response("1:0", NO_ROLLOUT)
     assert keys_of(playground.collect()) == ["0:0", "2:0"]
     before = playground.output.read_bytes()
     playground.played()
-    playground.answer_well()
+    playground.reset_responses()
     capsys.readouterr()
     rollouts = playground.collect(resume_from_cache=True)
     assert playground.played() == ["1:0"]
@@ -82,7 +82,7 @@ def test_metrics_are_written_anew_when_a_rollout_of_the_output_is_another(playgr
 
 
 def test_metrics_that_an_environment_computes_are_computed_anew(playground: Playground) -> None:
-    app = playground.folder / "responses_api_agents" / "answering" / "app.py"
+    app = playground.folder / "responses_api_agents" / "scripted" / "app.py"
     own = "return {'own': Path('own').read_text()}"
     app.write_text(f"{app.read_text()}\n    def compute_metrics(self, tasks):\n        {own}\n")
     for value in ("before", "after"):
@@ -116,11 +116,11 @@ def test_first_run_may_be_asked_to_resume(playground: Playground) -> None:
 def test_without_the_flag_all_files_of_the_earlier_run_are_set_aside(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.answer("1:0", NO_ROLLOUT)
+    playground.set_response("1:0", NO_ROLLOUT)
     playground.collect()
     before = {path.read_bytes() for path in playground.output.parent.iterdir()}
     assert len(before) == 5
-    playground.give(row("other"))
+    playground.write_input(row("other"))
     capsys.readouterr()
     playground.collect()
     moved = set_aside_of(playground)
@@ -179,11 +179,11 @@ def test_bad_line_is_reported_with_its_number_and_set_aside(
 
 
 def test_whole_last_line_without_its_end_is_kept(playground: Playground) -> None:
-    playground.answer("2:0", NO_ROLLOUT)
+    playground.set_response("2:0", NO_ROLLOUT)
     playground.collect()
     playground.output.write_bytes(playground.output.read_bytes().removesuffix(b"\n"))
     playground.played()
-    playground.answer_well()
+    playground.reset_responses()
     playground.collect(resume_from_cache=True)
     assert playground.played() == ["2:0"]
     assert sorted(keys_of(records_of(playground.output))) == ["0:0", "1:0", "2:0"]
@@ -200,8 +200,8 @@ def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
 ) -> None:
     if most is not None:
         monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", most)
-    playground.give(row("a"))
-    playground.answer("0:0", NO_ROLLOUT)
+    playground.write_input(row("a"))
+    playground.set_response("0:0", NO_ROLLOUT)
     for number, expected in enumerate(attempts):
         capsys.readouterr()
         assert list(playground.collect(resume_from_cache=True)) == []
@@ -216,52 +216,52 @@ def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
 
 @pytest.mark.parametrize("failure_class", ["infrastructure", "timeout", "judge_failed"])
 def test_outages_never_use_up_attempts(playground: Playground, failure_class: str) -> None:
-    playground.give(row("a"))
+    playground.write_input(row("a"))
     if failure_class == "infrastructure":
-        playground.answer("0:0", "{}", status=503)
+        playground.set_response("0:0", "{}", status=503)
     else:
-        playground.answer("0:0", _ng_failure_class=failure_class)
+        playground.set_response("0:0", _ng_failure_class=failure_class)
     for _ in range(5):
         playground.collect(resume_from_cache=True)
         assert playground.played()
     assert {one["_ng_failure_class"] for one in records_of(playground.failures)} == {failure_class}
-    playground.answer_well()
+    playground.reset_responses()
     assert len(playground.collect(resume_from_cache=True)) == 1
 
 
 def test_terminal_failure_is_never_attempted_again(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", _ng_failure_class="unsafe", _ng_failure_terminal=True)
+    playground.set_response("1:0", _ng_failure_class="unsafe", _ng_failure_terminal=True)
     playground.collect()
     assert playground.played() == ["0:0", "1:0", "2:0"]
-    playground.answer_well()
+    playground.reset_responses()
     playground.collect(resume_from_cache=True)
     assert playground.played() == []
     assert "1 rollouts are skipped" in capsys.readouterr().err
 
 
 def test_rollout_with_no_persist_is_not_recorded_and_is_attempted_again(playground: Playground) -> None:
-    playground.answer("1:0", _ng_no_persist=True, _ng_failure_class="unlucky")
+    playground.set_response("1:0", _ng_no_persist=True, _ng_failure_class="unlucky")
     for _ in range(4):
         assert keys_of(playground.collect(resume_from_cache=True)) == ["0:0", "2:0"]
         assert "1:0" in playground.played()
     assert not playground.failures.exists()
     ledger = json.loads(playground.manifest.read_text())["ledger"]
     assert (ledger["succeeded"], ledger["failed"], ledger["not_run"]) == (2, {}, 1)
-    playground.answer_well()
+    playground.reset_responses()
     assert len(playground.collect(resume_from_cache=True)) == 3
 
 
 def test_failures_file_has_one_line_per_key_and_run(playground: Playground) -> None:
-    playground.answer("0:0", "{}", status=503)
-    playground.answer("1:0", "{}", status=503)
+    playground.set_response("0:0", "{}", status=503)
+    playground.set_response("1:0", "{}", status=503)
     for runs in (1, 2, 3):
         playground.collect(resume_from_cache=True)
         assert sorted(keys_of(records_of(playground.failures))) == sorted(["0:0", "1:0"] * runs)
 
 
 def test_torn_failures_file_is_repaired_too(playground: Playground, capsys: Capture) -> None:
-    playground.answer("0:0", NO_ROLLOUT)
-    playground.answer("1:0", NO_ROLLOUT)
+    playground.set_response("0:0", NO_ROLLOUT)
+    playground.set_response("1:0", NO_ROLLOUT)
     playground.collect()
     whole = playground.failures.read_text()
     playground.failures.write_text("{half\n" + whole[:-5])
@@ -277,7 +277,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["temperature: was not set, is 0.5", "3 rollouts"],
     ),
     "seeds": ({"num_repeats_add_seed": True}, ["seed: was not set, is 0"]),
-    "the agent": ({"agent_name": "other"}, ["agent_ref.name: was 'answering', is 'other'"]),
+    "the agent": ({"agent_name": "other"}, ["agent_ref.name: was 'scripted', is 'other'"]),
     "fewer rows": ({"limit": 2}, ["1 rollouts of the earlier plan are not in this one"]),
     "a prompt": ({"prompt_config": "prompt.yaml", "input_jsonl_fpath": "bare.jsonl"}, ["input: was 'a'"]),
 }
@@ -287,7 +287,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_other_plan_is_refused_with_what_differs_and_nothing_is_touched(
     playground: Playground, kind: str
 ) -> None:
-    playground.agents = ("answering", "other")
+    playground.agents = ("scripted", "other")
     playground.__post_init__()
     write_files(
         playground.folder, {"prompt.yaml": "user: '{q}'", "bare.jsonl": '{"q": 1}\n{"q": 2}\n{"q": 3}\n'}
@@ -313,13 +313,13 @@ def refuse(
 
 def test_other_rows_are_refused(playground: Playground) -> None:
     playground.collect()
-    playground.give(row("a"), row("changed"), row("c"))
+    playground.write_input(row("a"), row("changed"), row("c"))
     refuse(playground, "responses_create_params.input: was 'b', is 'changed' (rollout 1:0)")
 
 
 def test_rows_in_another_order_are_refused(playground: Playground) -> None:
     playground.collect()
-    playground.give(row("b"), row("a"), row("c"))
+    playground.write_input(row("b"), row("a"), row("c"))
     refuse(playground, "was 'a', is 'b' (rollout 0:0)")
 
 
@@ -332,7 +332,7 @@ def test_fewer_repeats_are_refused(playground: Playground) -> None:
     ("setting", "expected"),
     [
         ({"policy_model_name": "better"}, "openai_model: was 'some-model', is 'better'"),
-        ({"answering.responses_api_agents.answering.style": "rude"}, "style: was not set, is 'rude'"),
+        ({"scripted.responses_api_agents.scripted.style": "rude"}, "style: was not set, is 'rude'"),
     ],
 )
 def test_other_model_or_agent_setting_is_refused(
@@ -344,12 +344,12 @@ def test_other_model_or_agent_setting_is_refused(
 
 
 def test_changes_are_accepted_with_allow_changed_inputs(playground: Playground, capsys: Capture) -> None:
-    playground.answer("2:0", NO_ROLLOUT)
+    playground.set_response("2:0", NO_ROLLOUT)
     playground.collect()
     playground.played()
-    playground.answer_well()
+    playground.reset_responses()
     playground.servers["policy_model_name"] = "better"
-    playground.give(row("a"), row("changed"), row("other"))
+    playground.write_input(row("a"), row("changed"), row("other"))
     rollouts = playground.collect(resume_from_cache=True, allow_changed_inputs=True)
     assert playground.played() == ["2:0"]
     assert [one["responses_create_params"]["input"] for one in rollouts] == ["a", "b", "other"]
@@ -363,13 +363,13 @@ def test_changes_are_accepted_with_allow_changed_inputs(playground: Playground, 
 def test_corrected_row_is_attempted_again_however_often_it_has_failed(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.answer("1:0", NO_ROLLOUT)
-    playground.answer("2:0", NO_ROLLOUT)
+    playground.set_response("1:0", NO_ROLLOUT)
+    playground.set_response("2:0", NO_ROLLOUT)
     playground.collect()
     playground.collect(resume_from_cache=True)  # uses up the attempts
     playground.played()
-    playground.answer_well()
-    playground.give(row("a"), row("put right"), row("c"))
+    playground.reset_responses()
+    playground.write_input(row("a"), row("put right"), row("c"))
     playground.collect(resume_from_cache=True, allow_changed_inputs=True)
     assert playground.played() == ["1:0"]
     assert [one["_ng_task_index"] for one in records_of(playground.failures)] == [2, 2]
@@ -377,26 +377,26 @@ def test_corrected_row_is_attempted_again_however_often_it_has_failed(
 
 
 def test_agent_that_is_gone_is_named_whatever_is_accepted(playground: Playground) -> None:
-    playground.answer("1:0", NO_ROLLOUT)
+    playground.set_response("1:0", NO_ROLLOUT)
     playground.collect()
     playground.played()
-    write_agent(playground.folder, ["answering2"])
+    write_agent(playground.folder, ["scripted2"])
     for path in (playground.folder / "nothing", playground.input):
         path.unlink(missing_ok=True)
-        with pytest.raises(ValueError, match=r"no agent 'answering' .* did you mean answering2"):
+        with pytest.raises(ValueError, match=r"no agent 'scripted' .* did you mean scripted2"):
             playground.collect(resume_from_cache=True, allow_changed_inputs=True)
     assert playground.played() == []
 
 
 def test_what_cannot_change_results_is_not_compared(playground: Playground) -> None:
-    playground.answer("2:0", NO_ROLLOUT)
+    playground.set_response("2:0", NO_ROLLOUT)
     playground.collect()
-    playground.answer_well()
+    playground.reset_responses()
     playground.servers |= {
         "policy_base_url": "http://127.0.0.1:2/v1",
         "policy_api_key": "sk-another-one",
-        "answering.responses_api_agents.answering.port": 12345,
-        "answering.responses_api_agents.answering.num_workers": 2,
+        "scripted.responses_api_agents.scripted.port": 12345,
+        "scripted.responses_api_agents.scripted.num_workers": 2,
         "policy_model.responses_api_models.openai_model.max_concurrent_requests": 5,
         "use_absolute_ip": False,
     }
@@ -424,7 +424,7 @@ def test_larger_limit_and_more_repeats_just_run_what_is_missing(playground: Play
     assert playground.played() == ["1:0"]
     playground.collect(num_repeats=2, resume_from_cache=True)
     assert playground.played() == ["0:1", "1:1", "2:0", "2:1"]
-    repeats = {"answering": 3, "_default": 1}
+    repeats = {"scripted": 3, "_default": 1}
     rollouts = playground.collect(num_repeats=repeats, resume_from_cache=True)
     assert playground.played() == ["0:2", "1:2", "2:2"]
     assert keys_of(rollouts) == [f"{task}:{rollout}" for task in range(3) for rollout in range(3)]
@@ -437,16 +437,16 @@ def test_larger_limit_and_more_repeats_just_run_what_is_missing(playground: Play
 def test_rows_at_the_end_of_the_input_are_a_top_up(playground: Playground) -> None:
     playground.collect()
     playground.played()
-    playground.give(row("a"), row("b"), row("c"), row("d"))
+    playground.write_input(row("a"), row("b"), row("c"), row("d"))
     playground.collect(resume_from_cache=True)
     assert playground.played() == ["3:0"]
 
 
 def test_run_is_resumed_without_its_input(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", NO_ROLLOUT)
+    playground.set_response("1:0", NO_ROLLOUT)
     playground.collect()
     playground.played()
-    playground.answer_well()
+    playground.reset_responses()
     playground.input.unlink()
     assert len(playground.collect(resume_from_cache=True)) == 3
     assert playground.played() == ["1:0"]
@@ -479,5 +479,5 @@ def test_plan_is_compared_where_the_manifest_is_lost(playground: Playground) -> 
     playground.manifest.unlink()
     assert len(playground.collect(resume_from_cache=True)) == 3
     playground.manifest.write_text("{half")
-    playground.give(row("a"), row("changed"), row("c"))
+    playground.write_input(row("a"), row("changed"), row("c"))
     refuse(playground, "is 'changed'")

@@ -12,7 +12,7 @@ from aiohttp import web
 import nemo_gym
 from nemo_gym.rollout_collection.recording.manifest import differences
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
-from tests.support.answering_agent import MODEL_CONFIG, Playground, records_of, row
+from tests.support.scripted_agent import MODEL_CONFIG, Playground, records_of, row
 
 SECRET = "sk-this-must-not-be-seen-anywhere"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -24,7 +24,7 @@ def manifest_of(playground: Playground) -> dict[str, Any]:
 
 
 def test_manifest_identifies_the_run(playground: Playground) -> None:
-    playground.answer("1:0", "[]")
+    playground.set_response("1:0", "[]")
     playground.collect(limit=2, responses_create_params={"temperature": 0.5})
     manifest = manifest_of(playground)
     inputs = manifest["materialized_inputs"]
@@ -44,10 +44,10 @@ def test_manifest_identifies_the_run(playground: Playground) -> None:
 
 
 def test_manifest_says_when_a_run_was_resumed(playground: Playground) -> None:
-    playground.answer("1:0", "[]")
+    playground.set_response("1:0", "[]")
     playground.collect()
     started = manifest_of(playground)["started_at"]
-    playground.answer_well()
+    playground.reset_responses()
     playground.collect(resume_from_cache=True)
     playground.collect(resume_from_cache=True)
     manifest = manifest_of(playground)
@@ -63,7 +63,7 @@ def test_digest_follows_a_top_up(playground: Playground) -> None:
     playground.collect(resume_from_cache=True, num_repeats=2)
     inputs = manifest_of(playground)["materialized_inputs"]
     assert inputs["sha256"] == hashlib.sha256(playground.materialized.read_bytes()).hexdigest()
-    assert inputs["by_agent"] == {"answering": 6}
+    assert inputs["by_agent"] == {"scripted": 6}
 
 
 def leak(request: dict[str, Any]) -> list[Item] | web.Response:
@@ -82,7 +82,7 @@ def test_no_file_holds_a_secret_even_if_the_endpoint_repeats_it(
         playground.config_paths = ["resources_servers/calculator/configs/calculator.yaml", MODEL_CONFIG]
         playground.servers = {**endpoint.settings, "policy_api_key": SECRET}
         rows = [row(text, expected_answer="1") for text in ("bad", "down", "forbidden", "good")]
-        playground.give(*rows)
+        playground.write_input(*rows)
         settings = {
             "agent_name": "calculator_simple_agent",
             "max_attempts": 1,

@@ -7,7 +7,7 @@ import pytest
 
 from nemo_gym.metrics import Columns, summarize
 from nemo_gym.metrics.headline import headline, warnings
-from tests.support.answering_agent import Playground, records_of, row
+from tests.support.scripted_agent import Playground, records_of, row
 
 Capture = pytest.CaptureFixture[str]
 
@@ -30,7 +30,7 @@ def test_complete_run_says_so_and_its_file_has_nothing_to_add(
 def test_missing_rollouts_are_reported_with_bounds_of_the_mean(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.answer("1:0", "no rollout", status=400)
+    playground.set_response("1:0", "no rollout", status=400)
     playground.collect(num_repeats=2)
     stderr = capsys.readouterr().err
     assert "(95 % CI 0.29–1.00, 3 tasks × 2), 83 % complete, 0.83–1.00 if all missing fail/pass" in stderr
@@ -45,18 +45,18 @@ def test_missing_rollouts_are_reported_with_bounds_of_the_mean(
 
 
 def test_coverage_is_updated_when_the_missing_rollouts_are_run(playground: Playground) -> None:
-    playground.answer("1:0", "no rollout", status=400)
+    playground.set_response("1:0", "no rollout", status=400)
     playground.collect()
     assert "coverage" in entry(playground)
-    playground.answer_well()
+    playground.reset_responses()
     playground.collect(resume_from_cache=True)
     assert "coverage" not in entry(playground)
 
 
 def test_agent_without_a_single_rollout_is_not_passed_over(playground: Playground, capsys: Capture) -> None:
-    other = Playground(playground.folder, agents=("answering", "silent"))
-    other.give(row("a"), row("b", agent_ref={"name": "silent"}))
-    other.answer("1:0", "no rollout", status=400)
+    other = Playground(playground.folder, agents=("scripted", "silent"))
+    other.write_input(row("a"), row("b", agent_ref={"name": "silent"}))
+    other.set_response("1:0", "no rollout", status=400)
     other.collect()
     assert "\nsilent: no rollouts, 0 % complete\n" in capsys.readouterr().err
     path = other.output.with_name("rollouts_aggregate_metrics.json")
@@ -66,9 +66,9 @@ def test_agent_without_a_single_rollout_is_not_passed_over(playground: Playgroun
 
 
 def test_rollout_that_took_several_attempts_has_the_number_of_the_attempt(playground: Playground) -> None:
-    playground.answer("1:0", "no rollout", status=503)
+    playground.set_response("1:0", "no rollout", status=503)
     playground.collect()  # both attempts fail
-    playground.answer_well()
+    playground.reset_responses()
     playground.collect(resume_from_cache=True)
     found = {one["_ng_task_index"]: one.get("_ng_attempt_index") for one in records_of(playground.output)}
     assert found == {0: None, 1: 2, 2: None}
@@ -77,13 +77,13 @@ def test_rollout_that_took_several_attempts_has_the_number_of_the_attempt(playgr
 def test_retries_that_score_differently_are_flagged_also_after_a_resume(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.give(*(row(str(number)) for number in range(40)))
+    playground.write_input(*(row(str(number)) for number in range(40)))
     for number in range(20):
-        playground.answer(f"{number}:0", "no rollout", status=503)
+        playground.set_response(f"{number}:0", "no rollout", status=503)
     playground.collect(max_attempts=1)
-    playground.answer_well()
+    playground.reset_responses()
     for number in range(20):
-        playground.answer(f"{number}:0", reward=float(number == 0))
+        playground.set_response(f"{number}:0", reward=float(number == 0))
     capsys.readouterr()
     playground.collect(resume_from_cache=True)
     flag = "warning: the 20 rollouts that needed a retry score 0.05 on average, the others 1.00"
@@ -93,8 +93,8 @@ def test_retries_that_score_differently_are_flagged_also_after_a_resume(
 
 
 def test_values_that_are_not_finite_are_counted(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", speed=float("inf"))
-    playground.answer("2:0", speed=3.0)
+    playground.set_response("1:0", speed=float("inf"))
+    playground.set_response("2:0", speed=3.0)
     playground.collect()
     assert "values that are NaN or infinite are left out: speed 1" in capsys.readouterr().err
     metrics = entry(playground)["agent_metrics"]
@@ -104,8 +104,8 @@ def test_values_that_are_not_finite_are_counted(playground: Playground, capsys: 
 def test_values_that_are_not_finite_are_still_counted_when_they_are_read_from_the_file(
     playground: Playground, capsys: Capture
 ) -> None:
-    playground.answer("0:0", speed=float("nan"), size=10**400)
-    playground.answer("1:0", speed=float("inf"))
+    playground.set_response("0:0", speed=float("nan"), size=10**400)
+    playground.set_response("1:0", speed=float("inf"))
     playground.collect()
     before = entry(playground)["agent_metrics"]
     playground.output.with_name("rollouts_aggregate_metrics.json").unlink()
@@ -116,9 +116,9 @@ def test_values_that_are_not_finite_are_still_counted_when_they_are_read_from_th
 
 
 def test_non_finite_values_of_a_retried_rollout_are_counted(playground: Playground, capsys: Capture) -> None:
-    playground.answer("1:0", "no rollout", status=503)
+    playground.set_response("1:0", "no rollout", status=503)
     playground.collect()
-    playground.answer("1:0", speed=float("nan"))
+    playground.set_response("1:0", speed=float("nan"))
     playground.collect(resume_from_cache=True)
     capsys.readouterr()
     playground.collect(resume_from_cache=True)  # nothing remains: all numbers come from the file
@@ -132,7 +132,7 @@ def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
     metrics = playground.output.with_name("rollouts_aggregate_metrics.json")
     metrics.unlink()
     (metrics / "in the way").mkdir(parents=True)
-    playground.give(*(row(text) for text in "abcd"))
+    playground.write_input(*(row(text) for text in "abcd"))
     capsys.readouterr()
     assert len(playground.collect(resume_from_cache=True)) == 4
     stderr = capsys.readouterr().err
@@ -145,9 +145,9 @@ def test_rollouts_outside_the_plan_do_not_hide_what_is_missing(
     playground: Playground, capsys: Capture
 ) -> None:
     playground.collect(num_repeats=2)
-    playground.give(row("a"), row("b"), row("d"), row("e"))
-    playground.answer("2:1", "no rollout", status=400)
-    playground.answer("3:0", "no rollout", status=400)
+    playground.write_input(row("a"), row("b"), row("d"), row("e"))
+    playground.set_response("2:1", "no rollout", status=400)
+    playground.set_response("3:0", "no rollout", status=400)
     capsys.readouterr()
     playground.collect(resume_from_cache=True, allow_changed_inputs=True)
     stderr = capsys.readouterr().err
@@ -159,9 +159,9 @@ def test_stopped_run_ends_with_figures_of_what_is_there(playground: Playground, 
     playground.collect()
     metrics = playground.output.with_name("rollouts_aggregate_metrics.json")
     assert metrics.exists()
-    playground.give(*(row(text) for text in "abcdefgh"))
+    playground.write_input(*(row(text) for text in "abcdefgh"))
     for number in range(4, 8):
-        playground.answer(f"{number}:0", "no rollout", status=400)
+        playground.set_response(f"{number}:0", "no rollout", status=400)
     playground.collect(resume_from_cache=True, max_failure_rate=1, num_samples_in_parallel=1)
     done = len(records_of(playground.output))
     assert 3 < done < 8

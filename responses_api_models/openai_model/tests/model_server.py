@@ -39,7 +39,7 @@ def completion(content: str = "hi", **fields: Any) -> Json:
     return {"id": "c", "object": "chat.completion", "created": 1, "choices": [choice], "usage": USAGE}
 
 
-def answer(data: Json) -> web.Response:
+def json_response(data: Json) -> web.Response:
     return web.Response(body=orjson.dumps(data), content_type="application/json")
 
 
@@ -48,14 +48,14 @@ def missing(status: int = 404) -> web.Response:
 
 
 def chat_only(request: Json) -> web.Response:
-    return answer(completion()) if "messages" in request else missing()
+    return json_response(completion()) if "messages" in request else missing()
 
 
 def responses_only(request: Json) -> Any:
     return [message("hi")] if "input" in request else missing(405)
 
 
-class Asking:
+class ModelServer:
     """A model server in front of a scripted endpoint."""
 
     def __init__(self, model: OpenAIModel, endpoint: ScriptedEndpoint) -> None:
@@ -72,7 +72,8 @@ class Asking:
     async def post(self, body: Json, path: str = RESPONSES) -> ClientResponse:
         return await self.client.post("policy_model", path, json=body)
 
-    def ask(self, body: Json, path: str = RESPONSES) -> Json:
+    def post_ok(self, body: Json, path: str = RESPONSES) -> Json:
+        """The JSON of the response, whose status must be 200."""
         return asyncio.run(self._ok(body, path))
 
     async def _ok(self, body: Json, path: str) -> Json:
@@ -83,11 +84,11 @@ class Asking:
 
 
 @contextmanager
-def asking(script: Script, **settings: Any) -> Iterator[Asking]:
+def open_model_server(script: Script, **settings: Any) -> Iterator[ModelServer]:
     with ScriptedEndpoint(script) as endpoint:
         values = {**SETTINGS, "openai_base_url": endpoint.base_url, **settings}
         model = OpenAIModel(config=OpenAIModelConfig.model_validate(values), server_client=ServerClient())
-        yield Asking(model, endpoint)
+        yield ModelServer(model, endpoint)
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -11,7 +11,7 @@ import nemo_gym
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
 from tests.support.components import write_files
 
-AGENT = "answering"
+AGENT = "scripted"
 MODEL_CONFIG = "responses_api_models/openai_model/configs/openai_model.yaml"
 MODEL = {
     "policy_base_url": "http://127.0.0.1:1/v1",
@@ -43,21 +43,21 @@ class Agent(SimpleResponsesAPIAgent):
         key = f"{row['_ng_task_index']}:{row['_ng_rollout_index']}"
         with Path("played").open("a") as file:
             file.write(f"{key}\\n")
-        file = Path("answers.json")
-        answer = json.loads(file.read_text()).get(key, {}) if file.exists() else {}
-        rollout = row | {"reward": 1.0, "response": {"output": []}} | answer.get("fields", {})
-        body = answer.get("body") or json.dumps(rollout)
-        return Response(body, answer.get("status", 200), media_type="application/json")
+        file = Path("responses.json")
+        response = json.loads(file.read_text()).get(key, {}) if file.exists() else {}
+        rollout = row | {"reward": 1.0, "response": {"output": []}} | response.get("fields", {})
+        body = response.get("body") or json.dumps(rollout)
+        return Response(body, response.get("status", 200), media_type="application/json")
 """
-_CONFIG = "{name}: {{responses_api_agents: {{answering: {{entrypoint: app.py}}}}}}\n"
+_CONFIG = "{name}: {{responses_api_agents: {{scripted: {{entrypoint: app.py}}}}}}\n"
 
 
 def write_agent(root: Path, names: Sequence[str] = (AGENT,)) -> str:
     """Write the agent under `root`, with one instance per name; returns the path of its configuration."""
     config = "".join(_CONFIG.format(name=name) for name in names)
-    folder = root / "responses_api_agents" / "answering"
-    write_files(folder, {"app.py": _APP, "configs/answering.yaml": config})
-    return "responses_api_agents/answering/configs/answering.yaml"
+    folder = root / "responses_api_agents" / "scripted"
+    write_files(folder, {"app.py": _APP, "configs/scripted.yaml": config})
+    return "responses_api_agents/scripted/configs/scripted.yaml"
 
 
 def row(text: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Playground:
     agents: Sequence[str] = (AGENT,)
     servers: dict[str, Any] = field(default_factory=lambda: dict(MODEL))
     """Settings of the servers."""
-    _answers: dict[str, Any] = field(default_factory=dict)
+    _responses: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.config_paths = [write_agent(self.folder, self.agents), MODEL_CONFIG]
@@ -82,18 +82,18 @@ class Playground:
         self.failures = self.folder / "out" / "rollouts_failures.jsonl"
         self.manifest = self.folder / "out" / "rollouts_manifest.json"
 
-    def give(self, *rows: Mapping[str, Any]) -> None:
+    def write_input(self, *rows: Mapping[str, Any]) -> None:
         """Write the input file."""
         self.input.write_text("".join(json.dumps(one) + "\n" for one in rows))
 
-    def answer(self, key: str, body: str | None = None, status: int = 200, **fields: Any) -> None:
+    def set_response(self, key: str, body: str | None = None, status: int = 200, **fields: Any) -> None:
         """Set the response of the agent for a key: a complete body, or the row with these fields."""
-        self._answers[key] = {"body": body, "status": status, "fields": fields}
-        (self.folder / "answers.json").write_text(json.dumps(self._answers))
+        self._responses[key] = {"body": body, "status": status, "fields": fields}
+        (self.folder / "responses.json").write_text(json.dumps(self._responses))
 
-    def answer_well(self) -> None:
-        self._answers.clear()
-        (self.folder / "answers.json").unlink(missing_ok=True)
+    def reset_responses(self) -> None:
+        self._responses.clear()
+        (self.folder / "responses.json").unlink(missing_ok=True)
 
     def config(self, **settings: Any) -> RolloutCollectionConfig:
         usual = {
