@@ -191,7 +191,7 @@ def test_agent_that_declares_a_kind_gets_its_rule(
 
 
 @each_kind
-def test_rollout_that_is_not_to_be_kept_is_not_retried_in_the_same_run(
+def test_discarded_rollout_is_not_retried_in_the_same_run(
     kind: FailureKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -52,7 +52,7 @@ def test_tests_that_reach_a_changed_module_run_nearest_first(choose: Choice) -> 
     assert choose("pkg/core.py") == ["tests/test_core.py", "tests/test_far.py", "tests/test_part.py"]
 
 
-def test_changed_test_runs_alone(choose: Choice) -> None:
+def test_only_the_changed_test_runs(choose: Choice) -> None:
     assert choose("tests/test_other.py") == ["tests/test_other.py"]
 
 

@@ -98,7 +98,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_mistake_ends_with_one_message(folder: Path, name: str) -> None:
+def test_mistake_is_reported_in_one_message(folder: Path, name: str) -> None:
     case = CASES[name]
     case.break_folder(folder)
     port = f"+head_server.port={free_port()}"

@@ -33,7 +33,7 @@ async def run_first_row(client: ServerClient) -> None:
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, "plain"), ({"plain_http_client": False}, "aiohttp")])
-def test_setting_holds_where_servers_are_embedded(settings: dict[str, object], expected: str) -> None:
+def test_setting_applies_to_embedded_servers(settings: dict[str, object], expected: str) -> None:
     async def run(endpoint: ScriptedEndpoint) -> None:
         async with nemo_gym.open_servers(CONFIGS, {**endpoint.settings, **settings}) as client:
             await run_first_row(client)

@@ -32,7 +32,7 @@ def test_an_activity_names_its_step(path: str, shown: str) -> None:
     assert activity.waits_for() == shown
 
 
-def test_a_call_within_a_call_ends_with_the_outer_one_going_on() -> None:
+def test_outer_call_continues_after_a_nested_call() -> None:
     activity = Activity("0:0")
     activity.begin("/run")
     activity.end(activity.begin("/v1/responses"))
@@ -49,7 +49,7 @@ def test_an_activity_travels_as_a_header() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "1:0 x 0 0 0", "1:0 1 0 0"])
-def test_a_header_of_somebody_else_is_passed_over(header: str) -> None:
+def test_unrelated_header_is_ignored(header: str) -> None:
     assert activity_from(header) is None
 
 
@@ -91,7 +91,7 @@ def test_many_refusals_of_one_moment_count_as_one() -> None:
     assert asyncio.run(refused()) == pytest.approx(16 * EndpointLimit.DECREASE)
 
 
-def test_who_gives_up_waiting_for_a_slot_takes_none() -> None:
+def test_call_cancelled_while_waiting_takes_no_slot() -> None:
     async def give_up() -> None:
         limit = EndpointLimit(1)
         began = await limit.acquire()
@@ -114,7 +114,7 @@ def test_a_later_run_may_raise_the_ceiling_of_a_server_process() -> None:
     assert limits.of("http://endpoint/v1").ceiling == 512
 
 
-def test_calls_get_their_turn_in_the_order_they_came() -> None:
+def test_calls_are_served_in_order_of_arrival() -> None:
     async def queue() -> tuple[list[int], list[int]]:
         limit = EndpointLimit(16)
         numbers = count()
@@ -137,7 +137,7 @@ def test_calls_get_their_turn_in_the_order_they_came() -> None:
     assert served == requested
 
 
-def test_slot_of_a_call_that_gave_up_waiting_goes_to_the_next() -> None:
+def test_slot_of_a_cancelled_waiting_call_goes_to_the_next() -> None:
     async def give_up() -> None:
         limit = EndpointLimit(1)
         began = await limit.acquire()

@@ -132,7 +132,7 @@ def test_request_looks_the_same_to_the_server_on_both_transports(both: list[Serv
     assert here == there
 
 
-def test_model_is_sent_as_what_was_set_on_it() -> None:
+def test_model_is_serialized_with_the_fields_that_were_set() -> None:
     class Body(BaseModel):
         a: int = 1
         b: int = 2
@@ -144,7 +144,7 @@ def test_model_is_sent_as_what_was_set_on_it() -> None:
     assert orjson.loads(asyncio.run(run())["body"]) == {"b": 3}
 
 
-def test_unknown_server_is_an_error_that_lists_those_there_are() -> None:
+def test_unknown_server_is_an_error_that_lists_the_known_ones() -> None:
     client = ServerClient(global_config_dict=TWO_SERVERS)
     with pytest.raises(ConfigError, match="no server is named 'tolls'") as caught:
         asyncio.run(client.post("tolls", "/x"))
@@ -158,7 +158,7 @@ def test_server_without_an_address_is_not_called_unknown() -> None:
     assert "no server is named" not in str(caught.value)
 
 
-def test_server_that_is_not_there_is_unreachable_by_name() -> None:
+def test_missing_server_is_unreachable_by_name() -> None:
     config = served_config("it", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(
         ServerUnreachableError, match=r"it: no response from POST http://127\.0\.0\.1"
@@ -170,7 +170,7 @@ def test_server_that_is_not_there_is_unreachable_by_name() -> None:
 @pytest.mark.parametrize(
     "reply", [None, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"], ids=["gone", "cut"]
 )
-def test_server_that_breaks_off_is_unreachable_and_was_asked_once(reply: bytes | None) -> None:
+def test_server_that_drops_the_connection_is_unreachable_and_not_retried(reply: bytes | None) -> None:
     async def run() -> int:
         async with serving(reply) as raw:
             client = ServerClient(global_config_dict=served_config("it", raw.url))
@@ -254,19 +254,19 @@ def test_session_cookies_of_different_servers_never_share_a_name() -> None:
         ("fe80::2", "http://[fe80::2]:8"),
     ],
 )
-def test_url_of_a_server_can_be_called_wherever_it_listens(host: str, url: str) -> None:
+def test_url_of_a_server_works_for_every_listening_address(host: str, url: str) -> None:
     assert base_url(host, 8) == url
     assert get_server_url({"host": host, "port": 8}) == url
     assert get_server_url(BaseServerConfig(host=host, port=8)) == url
 
 
-def test_server_class_takes_a_mock_for_its_client() -> None:
+def test_server_class_accepts_a_mock_as_client() -> None:
     config = BaseResourcesServerConfig(host="", port=0, entrypoint="", name="x")
     server = SimpleResourcesServer(config=config, server_client=MagicMock(spec=ServerClient))
     assert isinstance(server.setup_webserver(), FastAPI)
 
 
-def test_server_class_refuses_what_is_no_client() -> None:
+def test_server_class_refuses_an_object_that_is_not_a_client() -> None:
     config = BaseResourcesServerConfig(host="", port=0, entrypoint="", name="x")
     with pytest.raises(ValueError, match="server_client"):
         SimpleResourcesServer(config=config, server_client="a client")
@@ -289,7 +289,7 @@ def test_client_loaded_while_servers_are_open_talks_to_those() -> None:
     asyncio.run(run())
 
 
-def test_client_loaded_elsewhere_asks_the_head_server() -> None:
+def test_client_in_another_process_gets_the_configuration_from_the_head_server() -> None:
     async def run() -> ServerClient:
         address = BaseServerConfig(host="127.0.0.1", port=free_port())
         head = HeadServer(config=address, masked_config=TWO_SERVERS | {"text": "größe"}, statuses=list)
@@ -304,7 +304,7 @@ def test_client_loaded_elsewhere_asks_the_head_server() -> None:
 
 
 @pytest.mark.parametrize("page", [b"<html>hello</html>", b'"- just\\n- a list"', b"7", b'"a: [b"'])
-def test_page_that_is_no_head_servers_is_one_clear_error(page: bytes) -> None:
+def test_page_of_another_server_is_one_clear_error(page: bytes) -> None:
     async def run() -> None:
         async with serving(raw_response(200, page)) as raw:
             head = BaseServerConfig(host="127.0.0.1", port=int(raw.url.rpartition(":")[2]))
@@ -326,7 +326,7 @@ def test_head_servers_page_is_a_text_with_yaml_in_it() -> None:
     assert yaml.safe_load(asyncio.run(run())) == {"a": {"b": [1, "ü"]}}
 
 
-def test_new_sessions_go_round_all_workers_whatever_is_called_between() -> None:
+def test_new_sessions_rotate_over_all_workers() -> None:
     async def run() -> list[int]:
         async with serving(raw_response(200)) as first, serving(raw_response(200)) as second:
             ports = [int(raw.url.rpartition(":")[2]) for raw in (first, second)]

@@ -34,12 +34,12 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(JSON)
-def test_whatever_json_can_say_survives_the_round_trip(value: Any) -> None:
+def test_any_json_value_survives_the_round_trip(value: Any) -> None:
     assert same(decode_json(encode_json(value)), value)
 
 
 @given(JSON)
-def test_reading_agrees_with_pythons_own_reader(value: Any) -> None:
+def test_reading_agrees_with_the_json_module(value: Any) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
         assert same(decode_json(text), json.loads(text))
         assert same(decode_json(text.encode()), json.loads(text))
@@ -54,9 +54,7 @@ def test_whole_number_of_any_size_stays_exact(number: int) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("beside", [{}, {"big": 2**70}, {7: "a key that is no text"}, {"half": "\ud800"}])
-def test_nan_and_infinities_become_null_whatever_stands_beside_them(
-    number: float, beside: dict[Any, Any]
-) -> None:
+def test_nan_and_infinities_become_null_next_to_any_value(number: float, beside: dict[Any, Any]) -> None:
     data = encode_json({"list": [number, 1.5], **beside})
     assert json.loads(data, parse_constant=pytest.fail)["list"] == [None, 1.5]
 
@@ -80,11 +78,11 @@ def test_half_a_surrogate_pair_survives() -> None:
     assert decode_json(encode_json(Thing(name="x", text="cut \ud83d"))) == {"name": "x", **value}
 
 
-def test_text_is_written_as_it_is() -> None:
+def test_text_is_written_unchanged() -> None:
     assert encode_json({"text": "größer 你好 🎈"}) == '{"text":"größer 你好 🎈"}'.encode()
 
 
-def test_model_sends_what_was_set_and_what_it_does_not_declare() -> None:
+def test_model_serializes_set_fields_and_undeclared_ones() -> None:
     assert decode_json(encode_json(Thing.model_validate({"name": "x", "more": [1]}))) == {
         "name": "x",
         "more": [1],
@@ -92,7 +90,7 @@ def test_model_sends_what_was_set_and_what_it_does_not_declare() -> None:
     assert decode_json(encode_json(Thing(name="x", size=None))) == {"name": "x", "size": None}
 
 
-def test_models_inside_plain_data_send_what_was_set() -> None:
+def test_models_inside_plain_data_are_serialized_with_set_fields() -> None:
     assert decode_json(encode_json({"things": [Thing(name="x")], "big": 2**70})) == {
         "things": [{"name": "x"}],
         "big": 2**70,
@@ -110,13 +108,13 @@ def test_sets_tuples_and_dates_can_be_sent(beside: dict[str, Any]) -> None:
     }
 
 
-def test_what_is_no_data_is_refused_by_name() -> None:
+def test_type_that_is_not_data_is_refused_with_its_name() -> None:
     with pytest.raises(TypeError, match="object is not JSON data"):
         encode_json({"it": object()})
 
 
 @pytest.mark.parametrize("data", [b"", b" ", b"{", b"[1,]", b"{'a': 1}", b"01", b"\xff", b"1 2"])
-def test_what_is_not_json_is_a_value_error(data: bytes) -> None:
+def test_text_that_is_not_json_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_json(data)
 

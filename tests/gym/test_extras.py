@@ -87,7 +87,7 @@ def test_package_without_metadata_is_installed_from_its_wheel(tmp_path: Path) ->
     assert install_command("plots", tmp_path).endswith("-py3-none-any.whl[plots]'")
 
 
-def test_project_of_a_user_is_not_taken_for_a_checkout(installed: Path) -> None:
+def test_project_of_a_user_is_not_mistaken_for_a_checkout(installed: Path) -> None:
     (installed / "pyproject.toml").write_text('[project]\nname = "mine"\n')
     assert install_command("plots", installed) == "pip install 'b[fast]<3,>=2' c"
 

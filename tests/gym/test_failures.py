@@ -44,7 +44,7 @@ def test_every_kind_has_a_rule() -> None:
 
 
 @pytest.mark.parametrize("text", ["bad_weather", "Data", "infrastucture", " data", "INFRASTRUCTURE"])
-def test_class_that_is_not_a_kind_stays_as_the_agent_wrote_it(text: str) -> None:
+def test_failure_class_of_an_agent_is_kept_unchanged(text: str) -> None:
     kind = declared_kind(text)
     assert not isinstance(kind, FailureKind) and kind == text
     assert rule_of(kind) is DECLARED_RULE

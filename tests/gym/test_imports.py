@@ -95,7 +95,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("module", PUBLISHED)
-def test_every_published_name_is_there(module: str) -> None:
+def test_every_published_name_exists(module: str) -> None:
     loaded = importlib.import_module(module)
     assert [name for name in PUBLISHED[module].split() if not hasattr(loaded, name)] == []
 
@@ -121,7 +121,7 @@ def test_every_lazy_name_of_the_package_resolves(name: str) -> None:
     assert isinstance(value, Path) or value is getattr(importlib.import_module(value.__module__), name)
 
 
-def test_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_missing_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'open_server'"):
         nemo_gym.open_server  # noqa: B018 - the access alone must raise
 

@@ -53,19 +53,19 @@ def judged_by(judge: type[SimpleResponsesAPIModel], *args: Any, **options: Any) 
     return asyncio.run(call_judge(world.client, "judge", {"input": "x"}, *args, **options))
 
 
-def test_answer_of_the_judge_is_a_response() -> None:
+def test_judge_returns_a_response() -> None:
     response = judged_by(Judge)
     assert isinstance(response, NeMoGymResponse)
     assert response.output_text == "you said x"
 
 
-def test_judge_can_be_asked_in_another_format() -> None:
+def test_judge_request_can_use_another_format() -> None:
     response = judged_by(Judge, NeMoGymChatCompletion, url_path="/v1/chat/completions")
     assert response.choices[0].message.content == "chat"
 
 
 @pytest.mark.parametrize("judge", [DeafJudge, Rambler])
-def test_judge_that_gives_no_answer_is_a_judge_error(judge: type[SimpleResponsesAPIModel]) -> None:
+def test_judge_without_a_verdict_is_a_judge_error(judge: type[SimpleResponsesAPIModel]) -> None:
     with pytest.raises(JudgeError) as caught:
         judged_by(judge)
     assert caught.value.__cause__ is not None
@@ -81,7 +81,7 @@ def test_judge_that_does_not_exist_is_a_judge_error() -> None:
         asyncio.run(call_judge(World().client, "judge", {"input": "x"}))
 
 
-def test_judge_error_passes_as_it_is() -> None:
+def test_judge_error_is_raised_unchanged() -> None:
     original = JudgeError("first")
 
     async def fail() -> None:
@@ -92,7 +92,7 @@ def test_judge_error_passes_as_it_is() -> None:
     assert caught.value is original
 
 
-def test_cancellation_is_no_judge_error() -> None:
+def test_cancellation_is_not_a_judge_error() -> None:
     async def run() -> None:
         call = asyncio.create_task(reraise_judge_errors(asyncio.Event().wait()))
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ def test_judge_error_in_a_verifier_is_filed_with_the_row(verifier: type[SimpleRe
     }
 
 
-def test_judge_error_is_filed_though_the_row_holds_what_json_cannot_say() -> None:
+def test_judge_error_is_recorded_for_a_row_with_non_finite_numbers() -> None:
     text = (
         b'{"responses_create_params": {"input": "q"}, "response": {"output": []}, "odd": NaN, "h": "\\ud83d"}'
     )
@@ -191,7 +191,7 @@ def test_verdict_passes_untouched() -> None:
     assert asyncio.run(verify(Fine, ROW).json()) == ROW | {"reward": 0.5}
 
 
-def test_decorated_verifier_can_be_called_by_hand() -> None:
+def test_decorated_verifier_can_be_called_directly() -> None:
     world = World()
     server = world.add("it", DecoratedVerifier)
     body = BaseVerifyRequest.model_validate(ROW)

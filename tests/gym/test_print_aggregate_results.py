@@ -38,7 +38,7 @@ def means_of(path: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_means_stand_under_the_names_of_their_fields(tmp_path: Path) -> None:
+def test_means_are_listed_by_field_name(tmp_path: Path) -> None:
     usage = {"usage": {"input_tokens": 10, "output_tokens": 5}}
     path = write_rollouts(
         tmp_path,
@@ -52,7 +52,7 @@ def test_means_stand_under_the_names_of_their_fields(tmp_path: Path) -> None:
     assert done.stdout == json.dumps(expected, indent=2) + "\n"
 
 
-def test_several_agents_have_their_means_apart(tmp_path: Path) -> None:
+def test_means_are_separate_for_each_agent(tmp_path: Path) -> None:
     path = write_rollouts(tmp_path, rollout(1.0, "é"), "", rollout(0.0, "b"), rollout(0.5, "é"))
     path.write_text(path.read_text().replace('""\n', "\n"))
     assert means_of(path) == {"é": {"reward": 0.75}, "b": {"reward": 0.0}}
@@ -89,7 +89,7 @@ def test_mean_that_no_float_can_hold_is_left_out(tmp_path: Path) -> None:
         ("--jsonl-fpath=./rollouts.jsonl",),
     ],
 )
-def test_every_way_to_write_the_argument_is_taken(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_every_syntax_of_the_argument_is_accepted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     write_rollouts(tmp_path, rollout(0.25))
     assert json.loads(run_script(*arguments, cwd=tmp_path).stdout) == {"reward": 0.25}
 

@@ -69,7 +69,7 @@ def test_without_a_system_template_there_is_no_system_message() -> None:
         ({"a": {"b": [True]}}, '{"a": {"b": [true]}}'),
     ],
 )
-def test_string_is_filled_in_as_it_is_and_anything_else_as_json(value: object, text: str) -> None:
+def test_template_inserts_strings_unchanged_and_other_values_as_json(value: object, text: str) -> None:
     assert filled("<{value}>", {"value": value}) == f"<{text}>"
 
 
@@ -91,7 +91,7 @@ def test_doubled_braces_are_literal_and_names_may_be_any_text(template: str, tex
 
 
 @given(st.text(st.sampled_from("ab{} \n"), max_size=12))
-def test_templates_mean_what_they_mean_to_str_format(template: str) -> None:
+def test_templates_follow_str_format(template: str) -> None:
     row = {"a": "A{b}", "b": "}", "ab": "{{", "ba": "", "aa": "é", "bb": "B"}
     try:
         expected = template.format_map(row)
@@ -141,7 +141,7 @@ def test_template_that_is_more_than_fields_is_refused_when_loaded(
     assert "\n" not in str(refused.value)
 
 
-def test_bad_template_is_refused_when_built_in_python_too() -> None:
+def test_bad_template_built_in_python_is_refused() -> None:
     with pytest.raises(ValidationError, match="has no field name"):
         PromptConfig(user="{}")
     with pytest.raises(ValidationError, match="sytem"):
@@ -162,7 +162,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("text", BAD_FILES)
-def test_prompt_file_that_is_wrong_is_named_with_what_is_wrong(tmp_path: Path, text: str) -> None:
+def test_error_for_a_wrong_prompt_file_names_file_and_problem(tmp_path: Path, text: str) -> None:
     path = write_prompt(tmp_path, text)
     with pytest.raises(ConfigError) as refused:
         load_prompt_config(path)
@@ -212,7 +212,7 @@ def test_row_without_params_gets_them(row: dict[str, Any]) -> None:
     assert made["responses_create_params"] == {"input": [{"role": "user", "content": "Question: Why?"}]}
 
 
-def test_params_that_are_no_object_are_refused() -> None:
+def test_params_that_are_not_an_object_are_refused() -> None:
     with pytest.raises(ConfigError, match="responses_create_params is a list, not an object"):
         apply_prompt_to_row({"question": "Why?", "responses_create_params": []}, ASK)
 
@@ -265,7 +265,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("kind", BAD_ROWS)
-def test_bad_row_leaves_the_output_as_it_was(tmp_path: Path, kind: str) -> None:
+def test_bad_row_leaves_the_output_unchanged(tmp_path: Path, kind: str) -> None:
     line, expected = BAD_ROWS[kind]
     questions = write_lines(tmp_path / "in.jsonl", {"question": "a"}, "", line, {"question": "b"})
     output = write_lines(tmp_path / "out.jsonl", "older")
@@ -276,7 +276,7 @@ def test_bad_row_leaves_the_output_as_it_was(tmp_path: Path, kind: str) -> None:
     assert sorted(tmp_path.iterdir()) == [questions, output]
 
 
-def test_conflicts_of_a_whole_file_are_told_at_once(tmp_path: Path) -> None:
+def test_all_conflicts_of_a_file_are_reported_together(tmp_path: Path) -> None:
     taken = {"responses_create_params": {"input": "hello"}}
     questions = write_lines(tmp_path / "in.jsonl", {"question": "a"}, "", taken, {"question": "b"}, taken)
     with pytest.raises(ConfigError, match=r"in rows 1, 3 \(counted from 0\)"):

@@ -33,7 +33,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_line_that_is_no_rollout_is_named_with_its_place_and_the_way_out(kind: str, tmp_path: Path) -> None:
+def test_line_that_is_not_a_rollout_is_an_error_with_its_place_and_a_hint(kind: str, tmp_path: Path) -> None:
     line, reason = BAD[kind]
     path = written(tmp_path, *GOOD[:2], line, GOOD[2], "")
     for read in (lambda: list(read_rollouts(path)), lambda: find_rollouts(path, BadLines())):
@@ -42,7 +42,7 @@ def test_line_that_is_no_rollout_is_named_with_its_place_and_the_way_out(kind: s
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_the_rest_is_usable_with_the_flag_and_what_was_left_out_is_told(kind: str, tmp_path: Path) -> None:
+def test_skip_flag_uses_the_rest_and_reports_skipped_lines(kind: str, tmp_path: Path) -> None:
     path = written(
         tmp_path, *GOOD[:2], "", BAD[kind][0], GOOD[2]
     )  # the last line is complete, without a line end
@@ -56,7 +56,7 @@ def test_the_rest_is_usable_with_the_flag_and_what_was_left_out_is_told(kind: st
     assert found.columns["agent"].metrics()["mean/reward"] == 1.0
 
 
-def test_a_torn_last_line_says_how_the_run_is_finished(tmp_path: Path) -> None:
+def test_error_for_a_torn_last_line_says_how_to_finish_the_run(tmp_path: Path) -> None:
     path = written(tmp_path, *GOOD, '{"reward"')
     with pytest.raises(
         InputError, match=r"rollouts\.jsonl:4: the last line is incomplete.*resume_from_cache=true"
@@ -64,7 +64,7 @@ def test_a_torn_last_line_says_how_the_run_is_finished(tmp_path: Path) -> None:
         list(read_rollouts(path))
 
 
-def test_a_key_that_stands_twice_is_named_with_both_lines(tmp_path: Path) -> None:
+def test_duplicate_key_is_reported_with_both_lines(tmp_path: Path) -> None:
     path = written(tmp_path, *GOOD, json.dumps(record(1, reward=0.0)), "")
     with pytest.raises(InputError, match=r"rollouts\.jsonl:4: repeats rollout 1:0 of line 2"):
         find_rollouts(path, BadLines())
@@ -81,7 +81,7 @@ def test_only_the_first_of_many_bad_lines_are_named(tmp_path: Path) -> None:
     assert (lines[0], lines[-1], len(lines)) == ("warning: 25 lines skipped:", "  … and 15 more", 12)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     for read in (lambda path: list(read_rollouts(path)), lambda path: find_rollouts(path, BadLines())):
         with pytest.raises(InputError, match=r"gone\.jsonl: cannot be read: No such file"):
             read(tmp_path / "gone.jsonl")

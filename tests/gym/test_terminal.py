@@ -21,7 +21,7 @@ def test_control_characters_and_escape_sequences_are_removed(text: str, shown: s
     assert table(["name"], [[text]]).splitlines()[-1] == shown
 
 
-def test_rich_markup_in_a_cell_is_shown_as_it_is() -> None:
+def test_rich_markup_in_a_cell_is_not_interpreted() -> None:
     text = "[red]x[/red] [link=http://h]y[/link] :smile:"
     assert table(["name"], [[text]]).splitlines()[-1] == text
     assert bar_chart([("[b]", 0.0, "")], 10) == "[b]"

@@ -30,7 +30,7 @@ from resources_servers.calculator.answers import is_same_number, last_number
         ("36kg", "36"),
     ],
 )
-def test_last_number_is_found_as_people_write_it(text: str, number: str) -> None:
+def test_last_number_is_found_in_common_notations(text: str, number: str) -> None:
     assert last_number(text) == number
 
 

@@ -53,7 +53,7 @@ def client_of(server: ExampleSessionStateMgmtServer) -> ServerClient:
     return ServerClient(local_servers={"counter": HostedServer("counter", server.setup_webserver())})
 
 
-def test_counter_begins_at_the_rows_count_and_is_verified_at_the_end() -> None:
+def test_counter_starts_at_the_count_of_the_row_and_is_verified_at_the_end() -> None:
     async def episode() -> None:
         caller = Caller(client_of(counter_server()))
         await caller.seed(3)
@@ -87,7 +87,7 @@ def test_interleaved_rollouts_never_see_each_other() -> None:
     asyncio.run(episodes())
 
 
-def test_seeding_again_begins_anew() -> None:
+def test_seeding_again_resets_the_session() -> None:
     async def episode() -> None:
         caller = Caller(client_of(counter_server()))
         await caller.seed(3)

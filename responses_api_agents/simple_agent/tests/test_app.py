@@ -150,7 +150,7 @@ def test_text_input_becomes_one_user_message() -> None:
     assert world.model.requests == [{"input": [{"role": "user", "content": "go"}]}]
 
 
-def test_list_input_and_other_parameters_go_to_the_model_as_they_are() -> None:
+def test_list_input_and_other_parameters_reach_the_model_unchanged() -> None:
     world = World(lambda request: says(message("hi")))
     params = {
         "input": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go", "x": 1}],
@@ -163,7 +163,7 @@ def test_list_input_and_other_parameters_go_to_the_model_as_they_are() -> None:
     assert world.model.requests == [params]
 
 
-def test_rollout_goes_from_seed_to_model_to_tools_to_verifier() -> None:
+def test_rollout_calls_seed_model_tools_and_verifier_in_order() -> None:
     world = World(after_tools(function_call("add", a=1, b=2)))
     rollout = world.run(task=7)
     row = {"responses_create_params": {"input": "go"}, "task": 7}
@@ -224,7 +224,7 @@ def test_no_more_than_max_steps_calls_of_the_model() -> None:
     ]
 
 
-def test_max_steps_of_none_at_all_is_refused() -> None:
+def test_max_steps_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="max_steps"):
         World(says, max_steps=0)
 
@@ -235,7 +235,7 @@ UNCALLABLE += ["a#b", "a\nb"]
 
 
 @pytest.mark.parametrize("name", RESERVED + UNCALLABLE)
-def test_name_that_is_no_tools_is_not_called(name: str) -> None:
+def test_name_that_is_not_a_tool_is_not_called(name: str) -> None:
     assert is_reserved_tool_name(name)
     world = World(after_tools(call(name)))
     rollout = world.run()
@@ -243,7 +243,7 @@ def test_name_that_is_no_tools_is_not_called(name: str) -> None:
     assert rollout["response"]["output"][1]["output"] == f"There is no tool named {name!r}."
 
 
-def test_tool_that_the_model_made_up_is_answered_in_words() -> None:
+def test_model_gets_an_error_message_for_an_unknown_tool() -> None:
     world = World(after_tools(call("subtract")))
     output = world.run()["response"]["output"][1]["output"]
     assert json.loads(output)["detail"].startswith(
@@ -260,13 +260,13 @@ def test_arguments_that_are_not_json_are_for_the_model_to_see(arguments: str) ->
 
 
 @pytest.mark.parametrize("arguments", ["[1, 2]", "7", '"text"', "true"])
-def test_arguments_that_are_no_object_reach_the_tool_as_they_are(arguments: str) -> None:
+def test_arguments_that_are_not_an_object_reach_the_tool_unchanged(arguments: str) -> None:
     world = World(after_tools(call("any", arguments)))
     world.run()
     assert world.tool_calls == [("any", json.loads(arguments))]
 
 
-def test_arguments_of_the_wrong_kind_are_answered_by_the_tool() -> None:
+def test_tool_responds_to_arguments_of_the_wrong_type() -> None:
     world = World(after_tools(call("add", "[1]"), call("add", "null"), call("add", '{"a": "x"}')))
     outputs = [item["output"] for item in world.run()["response"]["output"][3:6]]
     assert all(json.loads(output)["detail"] for output in outputs)
@@ -293,7 +293,7 @@ def test_numbers_and_letters_of_arguments_reach_the_tool_exactly() -> None:
         {"type": "function_call", "call_id": "c1", "name": {"a": 1}, "arguments": "{}"},
     ],
 )
-def test_malformed_call_is_answered_in_words_and_the_episode_goes_on(item: Item) -> None:
+def test_model_gets_an_error_message_for_a_malformed_call_and_continues(item: Item) -> None:
     world = World(after_tools(item), skip_verification=True)
     output = world.run()["response"]["output"]
     assert output[0] == item
@@ -312,7 +312,7 @@ def test_crash_of_a_tool_is_shown_to_the_model() -> None:
     assert world.run()["response"]["output"][1]["output"] == "\"ZeroDivisionError('oops')\""
 
 
-def test_answer_of_a_tool_that_is_no_json_is_handed_on_as_it_is() -> None:
+def test_tool_output_that_is_not_json_is_passed_on_unchanged() -> None:
     world = World(after_tools(call("text")))
     assert world.run()["response"]["output"][1]["output"] == "größe ✓"
 
@@ -343,7 +343,7 @@ def test_final_response_is_the_models_last_with_the_usage_of_all() -> None:
     )
 
 
-def test_model_that_counts_no_tokens_is_no_error() -> None:
+def test_model_without_token_counts_is_accepted() -> None:
     world = World(lambda request: {"output": [message("hi")]})
     assert world.run()["response"]["usage"] is None
 
@@ -370,7 +370,7 @@ def test_fields_of_the_row_are_untouched(skip_verification: bool) -> None:
     assert rollout["responses_create_params"] == {"input": "go"}
 
 
-def test_answer_of_the_verifier_comes_back_whole() -> None:
+def test_response_of_the_verifier_is_returned_unchanged() -> None:
     world = World(lambda request: says(message("hi")))
     answer = world.post("/run", {"responses_create_params": {"input": "go"}, "x": 1})
     verified = dict(world.environment.calls[-1][1]) | {"reward": 1.0}
@@ -392,14 +392,14 @@ def test_rollout_has_one_session_on_every_server() -> None:
     assert len(world.model.sessions) == 2 and len(set(world.model.sessions)) == 1
 
 
-def test_rollouts_have_sessions_of_their_own() -> None:
+def test_each_rollout_has_its_own_session() -> None:
     world = World(lambda request: says(message("hi")))
     world.run()
     world.run()
     assert len(set(world.environment.sessions)) == len(set(world.model.sessions)) == 2
 
 
-def test_caller_of_responses_gets_the_sessions_to_go_on_with() -> None:
+def test_caller_of_responses_gets_the_session_cookies() -> None:
     world = World(after_tools(function_call("add", a=1)))
     first = world.post("/v1/responses", {"input": "go"})
     assert first.status == 200
@@ -407,7 +407,7 @@ def test_caller_of_responses_gets_the_sessions_to_go_on_with() -> None:
     assert len(set(world.environment.sessions)) == len(set(world.model.sessions)) == 1
 
 
-def test_responses_answers_with_the_whole_episode() -> None:
+def test_responses_returns_the_whole_episode() -> None:
     world = World(after_tools(function_call("add", a=1)))
     response = asyncio.run(world.post("/v1/responses", {"input": "go"}).json())
     assert [item["type"] for item in response["output"]] == [

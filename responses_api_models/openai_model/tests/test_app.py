@@ -94,7 +94,7 @@ def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[Ope
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9/v1", "localhost:8000", "ftp://host/v1", "http:///v1", ""])
-def test_address_that_cannot_be_one_is_refused_before_anything_starts(address: str) -> None:
+def test_invalid_address_is_refused_before_anything_starts(address: str) -> None:
     with pytest.raises(ConfigError, match="is not the address of an endpoint; write it like http://"):
         OpenAIModel.check_config(new_model(openai_base_url=address).config)
 
@@ -125,7 +125,7 @@ def test_credentials_in_the_url_are_used() -> None:
         assert endpoint.headers[0]["Authorization"] == "Basic YW5uOmh1c2g="
 
 
-def test_fields_that_nobody_here_knows_are_kept_both_ways() -> None:
+def test_unknown_fields_are_kept_in_both_directions() -> None:
     def script(request: dict[str, Any]) -> web.Response:
         item = {"type": "vendor_item", "secret_sauce": [1, None]}
         return web.json_response({"output": [item, message("hi")], "vendor": {"x": request["vendor"]}})
@@ -139,7 +139,7 @@ def test_fields_that_nobody_here_knows_are_kept_both_ways() -> None:
     assert exchange.json["output"][0].items() >= {"type": "vendor_item", "secret_sauce": [1, None]}.items()
 
 
-def test_chat_goes_to_the_chat_route_and_keeps_what_is_unknown() -> None:
+def test_chat_request_goes_to_the_chat_route_with_unknown_fields() -> None:
     def script(request: dict[str, Any]) -> web.Response:
         choice = {
             "index": 0,
@@ -160,7 +160,9 @@ def test_seed_is_passed_on() -> None:
     assert Exchange(hi, {"input": "x", "seed": 3}).requests[0]["seed"] == 3
 
 
-def test_openai_itself_is_sent_no_seed_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_openai_gets_no_seed_with_responses_and_one_warning_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with ScriptedEndpoint(hi) as endpoint:
         model = new_model(openai_base_url="https://api.openai.com/v1")
         model.endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
@@ -234,12 +236,12 @@ def test_without_a_limit_all_requests_go_at_once() -> None:
     assert asyncio.run(most_at_once(None, calls=10, expected=10)) == 10
 
 
-def test_limit_of_none_at_all_is_refused() -> None:
+def test_limit_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="max_concurrent_requests"):
         new_model(max_concurrent_requests=0)
 
 
-def test_request_given_up_while_it_waits_for_its_turn_leaves_nothing_behind() -> None:
+def test_request_cancelled_while_waiting_leaves_nothing_behind() -> None:
     async def run() -> None:
         model = new_model(max_concurrent_requests=1)
         server = HostedServer("policy_model", model.setup_webserver())
@@ -277,13 +279,13 @@ def test_error_of_the_endpoint_is_handed_on_with_status_and_body(status: int, ki
 
 
 @pytest.mark.parametrize("status", [503, 529])
-def test_endpoint_that_fails_once_is_asked_again(status: int) -> None:
+def test_call_is_retried_if_the_endpoint_fails_once(status: int) -> None:
     responses = iter([web.Response(status=status, headers={"Retry-After": "0.01"}), [message("hi")]])
     exchange = Exchange(lambda request: next(responses), {"input": "x"})
     assert (exchange.response.status, len(exchange.requests)) == (200, 2)
 
 
-def test_request_that_makes_no_sense_is_refused_here() -> None:
+def test_invalid_request_is_refused_by_the_server_itself() -> None:
     exchange = Exchange(hi, {"input": 7})
     assert (exchange.response.status, exchange.requests) == (422, [])
     assert exchange.json["detail"][0]["loc"] == ["body", "input"]
@@ -299,7 +301,7 @@ def client_at(endpoint: ScriptedEndpoint) -> NeMoGymAsyncOpenAI:
     return NeMoGymAsyncOpenAI(f"{endpoint.base_url}/", "k")
 
 
-def test_client_takes_keyword_arguments_and_gives_dictionaries() -> None:
+def test_client_accepts_keyword_arguments_and_returns_dictionaries() -> None:
     with ScriptedEndpoint(hi) as endpoint:
         client = client_at(endpoint)
         response = asyncio.run(client.create_response(model="m", input="x"))
@@ -336,7 +338,7 @@ def test_client_finds_every_route() -> None:
     ]
 
 
-def test_client_of_one_of_our_own_servers_leaves_retries_to_it() -> None:
+def test_client_of_our_own_server_leaves_retries_to_it() -> None:
     with ScriptedEndpoint(lambda request: web.Response(status=503)) as endpoint:
         client = NeMoGymAsyncOpenAI(endpoint.base_url, "k", internal=True)
         with pytest.raises(aiohttp.ClientResponseError, match="503"):

@@ -16,7 +16,7 @@ def test_no_pool_holds_requests_back() -> None:
     assert asyncio.run(most_at_once(None, calls=300, expected=300)) == 300
 
 
-def test_no_pool_holds_requests_back_that_go_the_way_of_https() -> None:
+def test_https_requests_do_not_wait_for_a_connection_pool() -> None:
     calls = 150
     together = asyncio.Barrier(calls)
 
@@ -49,7 +49,7 @@ def test_settings_that_make_no_sense_are_refused(setting: Json) -> None:
         pass
 
 
-def test_tries_and_time_are_as_configured() -> None:
+def test_retries_and_delays_are_as_configured() -> None:
     with open_model_server(lambda request: web.Response(status=500), max_tries=1) as it:
         assert asyncio.run(it.post({"input": "x"})).status == 500
         assert len(it.requests) == 1

@@ -46,7 +46,7 @@ async def all_of(client: ServerClient) -> list[Any]:
 @pytest.mark.parametrize("number", ["NaN", "1.5"])
 @pytest.mark.parametrize("upstream", ["auto", "responses", "chat_completions"])
 @pytest.mark.parametrize("log_probs", ["[-0.5, 0]", "[-0.5, null]", "[-1e999, NaN]", "[]", '["x", 1]'])
-def test_answers_are_the_same_in_process_and_over_http(upstream: str, log_probs: str, number: str) -> None:
+def test_responses_are_the_same_in_process_and_over_http(upstream: str, log_probs: str, number: str) -> None:
     def script(request: dict[str, Any]) -> web.Response:
         text = COMPLETION if "messages" in request else RESPONSE
         return web.Response(text=text % (number, TOKENS % log_probs))
@@ -58,7 +58,7 @@ def test_answers_are_the_same_in_process_and_over_http(upstream: str, log_probs:
     assert local[0] == (500 if "x" in log_probs else 200)
 
 
-def test_answer_can_be_read_again_after_its_first_reader_has_changed_it() -> None:
+def test_response_can_be_read_again_after_a_reader_changed_it() -> None:
     async def run(client: ServerClient) -> list[Any]:
         response = await client.post("policy_model", RESPONSES, json={"input": "x"})
         first = await response.json()
@@ -74,7 +74,7 @@ def test_answer_can_be_read_again_after_its_first_reader_has_changed_it() -> Non
     assert second["vendor"] == {"list": [1]}
 
 
-def test_half_a_surrogate_pair_fails_alike() -> None:
+def test_half_a_surrogate_pair_fails_the_same_way() -> None:
     with (
         open_model_server(lambda request: web.Response(text='{"output": [], "x": "\\ud800"}')) as it,
         served(it.server) as url,
@@ -91,7 +91,7 @@ def test_half_a_surrogate_pair_fails_alike() -> None:
     "bad",
     [{"output": 7}, {"output": [], "error": "boom"}, {"output": [], "usage": 3}, {"output": [{"a": 1}]}],
 )
-def test_answer_that_does_not_validate_is_the_same_failure_in_both_transports(bad: dict[str, Any]) -> None:
+def test_invalid_response_is_the_same_failure_in_both_transports(bad: dict[str, Any]) -> None:
     with open_model_server(lambda request: json_response(bad)) as it:
         local = asyncio.run(it.post({"input": "x"}))
         with served(it.server) as url:

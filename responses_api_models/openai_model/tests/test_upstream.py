@@ -51,7 +51,7 @@ def test_chats_are_had_from_an_endpoint_that_only_has_responses() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_way_to_the_other_api_is_found_once_and_kept(status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_route_switches_to_the_other_api_once(status: int, caplog: pytest.LogCaptureFixture) -> None:
     def script(request: Json) -> web.Response:
         return json_response(completion()) if "messages" in request else missing(status)
 
@@ -64,7 +64,7 @@ def test_way_to_the_other_api_is_found_once_and_kept(status: int, caplog: pytest
     assert "upstream_api: chat_completions" in warning
 
 
-def test_way_from_chat_to_responses_is_found_too() -> None:
+def test_missing_chat_route_switches_to_responses() -> None:
     with open_model_server(responses_only) as it:
         assert it.post_ok(HI, CHAT)["choices"][0]["message"]["content"] == "hi"
         it.post_ok(HI, CHAT)
@@ -72,7 +72,7 @@ def test_way_from_chat_to_responses_is_found_too() -> None:
         assert it.apis == ["chat", "responses", "responses", "responses"]
 
 
-def test_error_stands_as_it_was_where_the_other_api_is_missing_too() -> None:
+def test_error_is_unchanged_if_the_other_api_is_missing() -> None:
     def script(request: Json) -> web.Response:
         return web.Response(status=404, text="no such model" if "input" in request else "no such page")
 
@@ -138,7 +138,7 @@ def test_requests_that_wait_for_the_other_route_fail_as_infrastructure_if_it_can
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, "data"), (401, "configuration"), (500, "infrastructure")])
-def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: int, kind: str) -> None:
+def test_error_of_one_api_is_reported_with_that_of_the_other(status: int, kind: str) -> None:
     def script(request: Json) -> web.Response:
         refused = web.Response(status=status, text="Incorrect API key")
         return missing() if "input" in request else refused
@@ -154,7 +154,7 @@ def test_error_of_the_api_that_is_there_goes_up_with_that_of_the_other(status: i
             assert (response.status, response.headers["x-nemo-gym-failure-kind"]) == (status, kind)
 
 
-def test_answer_that_cannot_be_read_is_told_although_the_way_is_not_known_yet() -> None:
+def test_unreadable_response_is_reported_before_the_api_is_known() -> None:
     with open_model_server(
         lambda request: missing() if "input" in request else json_response({"choices": []})
     ) as it:
@@ -170,7 +170,7 @@ def test_route_that_has_worked_is_not_doubted_again() -> None:
         assert it.apis == ["responses"] * 3
 
 
-def test_error_that_names_what_is_missing_is_no_missing_route() -> None:
+def test_error_that_names_a_missing_object_is_not_a_missing_route() -> None:
     body = {"error": {"message": "no such model", "code": "model_not_found"}}
     with open_model_server(lambda request: web.json_response(body, status=404)) as it:
         response = asyncio.run(it.post({"input": "x"}))
@@ -191,7 +191,7 @@ def test_error_that_names_what_is_missing_is_no_missing_route() -> None:
         ('{"object": "error", "code": "model_not_found"}', False),
     ],
 )
-def test_what_a_404_says_tells_whether_a_route_may_be_missing(text: str, expected: bool) -> None:
+def test_body_of_a_404_decides_whether_a_route_may_be_missing(text: str, expected: bool) -> None:
     with ScriptedEndpoint(lambda request: web.Response(status=404, text=text)) as endpoint:
         client = NeMoGymAsyncOpenAI(endpoint.base_url, "k")
         with pytest.raises(Exception, match="404") as raised:
@@ -199,7 +199,7 @@ def test_what_a_404_says_tells_whether_a_route_may_be_missing(text: str, expecte
     assert is_missing_route(raised.value) is expected
 
 
-def test_of_many_first_requests_one_tries_the_other_api(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_of_many_first_requests_tries_the_other_api(caplog: pytest.LogCaptureFixture) -> None:
     at_chat: list[int] = []
     alone = asyncio.Event()
 
@@ -225,7 +225,7 @@ def test_of_many_first_requests_one_tries_the_other_api(caplog: pytest.LogCaptur
     assert len(warnings_in(caplog)) == 1
 
 
-def test_of_many_requests_without_any_route_few_try_the_other() -> None:
+def test_few_of_many_requests_try_the_other_missing_route() -> None:
     async def run(it: ModelServer) -> list[int]:
         calls = [it.post({"input": "x"}) for _ in range(20)]
         return [response.status for response in await asyncio.gather(*calls)]
@@ -271,7 +271,7 @@ def test_request_that_cannot_be_converted_is_refused() -> None:
     assert it.requests == []
 
 
-def test_request_that_cannot_be_converted_leaves_the_way_open() -> None:
+def test_request_that_cannot_be_converted_does_not_choose_the_api() -> None:
     with open_model_server(chat_only) as it:
         response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
         assert (response.status, kind_of(response)) == (404, "data")  # the other route was not asked
@@ -279,7 +279,7 @@ def test_request_that_cannot_be_converted_leaves_the_way_open() -> None:
         assert it.apis == ["responses", "responses", "chat"]
 
 
-def test_answer_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> None:
+def test_response_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> None:
     with open_model_server(
         lambda request: json_response({"choices": []}), upstream_api="chat_completions"
     ) as it:
@@ -296,7 +296,7 @@ def test_extra_body_is_laid_over_the_converted_request() -> None:
     assert it.requests[0].items() >= extra.items()
 
 
-def test_openai_itself_gets_a_seed_with_chats_alone() -> None:
+def test_openai_gets_a_seed_with_chat_completions_only() -> None:
     for upstream, has_seed in (("chat_completions", True), ("responses", False)):
         script = chat_only if has_seed else responses_only
         with ScriptedEndpoint(script) as endpoint:
@@ -311,9 +311,7 @@ def test_openai_itself_gets_a_seed_with_chats_alone() -> None:
 
 
 @pytest.mark.parametrize(("has_parser", "content"), [(True, "<think>hm</think>hi"), (False, "hi")])
-def test_reasoning_in_the_text_is_found_where_the_endpoint_has_no_parser(
-    has_parser: bool, content: str
-) -> None:
+def test_reasoning_in_the_text_is_found_if_the_endpoint_has_no_parser(has_parser: bool, content: str) -> None:
     def script(request: Json) -> web.Response:
         return json_response(completion("<think>hm</think>hi"))
 
@@ -323,7 +321,7 @@ def test_reasoning_in_the_text_is_found_where_the_endpoint_has_no_parser(
     assert len(items) == (1 if has_parser else 2)
 
 
-def test_stream_is_asked_for_and_put_together() -> None:
+def test_stream_is_requested_and_assembled() -> None:
     def script(request: Json) -> web.Response:
         assert request["stream"] is True
         if "messages" in request:
@@ -345,7 +343,7 @@ def test_stream_is_asked_for_and_put_together() -> None:
 
 
 @pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {}}])
-def test_usage_is_always_there_and_its_absence_is_told_once(
+def test_usage_is_always_present_and_its_absence_is_logged_once(
     usage: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script(request: Json) -> web.Response:
@@ -393,7 +391,7 @@ def test_counts_that_the_endpoint_leaves_out_are_filled_in(
         assert (counts["prompt_tokens"], counts["completion_tokens"], counts["total_tokens"]) == expected
 
 
-def test_converted_answer_says_when_the_call_began_and_ended() -> None:
+def test_converted_response_has_start_and_end_times_of_the_call() -> None:
     def script(request: Json) -> web.Response:
         time.sleep(0.1)
         return json_response(completion())
@@ -403,7 +401,7 @@ def test_converted_answer_says_when_the_call_began_and_ended() -> None:
     assert 0.1 <= response["completed_at"] - response["created_at"] < 10
 
 
-def test_failed_response_without_usage_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_response_without_usage_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     failed = {"output": [], "status": "failed", "error": {"code": "server_error", "message": "m"}}
     with open_model_server(lambda request: json_response(failed)) as it:
         assert it.post_ok({"input": "x"})["usage"]["total_tokens"] == 0

@@ -79,7 +79,7 @@ def test_prompt_may_be_a_conversation_itself(tmp_path: Path) -> None:
     assert respond(recording, user("go"), said("hi"), user("something else")) == [said("short")]
 
 
-def test_repeats_are_replayed_in_order_and_then_again(tmp_path: Path) -> None:
+def test_repeats_are_replayed_in_order_and_wrap_around(tmp_path: Path) -> None:
     records = [recorded("go", said(str(repeat)), repeat=repeat) for repeat in range(3)]
     random.Random(1).shuffle(records)  # rollouts are in the file in the order in which they ended
     recording = Recording(write(tmp_path, [recorded("other", said("x")), *records]))
@@ -206,7 +206,7 @@ def test_recorded_seed_that_is_not_a_whole_number_is_ignored(tmp_path: Path, odd
     assert [respond(recording, user("go"), seed=seed) for seed in (1, 5)] == [[said("0")], [said("1")]]
 
 
-def test_request_is_found_by_its_history_alone(tmp_path: Path) -> None:
+def test_recorded_request_is_found_by_its_history_only(tmp_path: Path) -> None:
     records = [recorded("go", called("a", n=n), tool_output("1"), said(str(n)), repeat=n) for n in range(3)]
     recording = Recording(
         write(tmp_path, records)

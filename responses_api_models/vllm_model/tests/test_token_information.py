@@ -41,7 +41,7 @@ def test_token_fields_are_the_same_in_every_style_of_the_engine(style: Style) ->
     assert tokens_on(chat["choices"][0]["message"]) == expected
 
 
-def test_request_to_the_engine_asks_for_tokens_and_one_choice() -> None:
+def test_request_to_the_engine_requests_token_ids_and_one_choice() -> None:
     with VLLMStandIn() as vllm:
         Gym(vllm, return_token_id_information=True).respond({"input": "x"})
     fields = {
@@ -54,7 +54,7 @@ def test_request_to_the_engine_asks_for_tokens_and_one_choice() -> None:
     assert vllm.bodies()[0].items() >= fields.items()
 
 
-def test_request_to_the_engine_asks_for_no_tokens_by_default() -> None:
+def test_request_to_the_engine_omits_token_ids_by_default() -> None:
     with VLLMStandIn() as vllm:
         response = Gym(vllm).respond({"input": "x"})
     assert not {"logprobs", "return_token_ids", "n"} & set(vllm.bodies()[0])

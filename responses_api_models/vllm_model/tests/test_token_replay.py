@@ -96,7 +96,7 @@ def test_tools_are_called_and_their_outputs_are_sent_back() -> None:
     assert second["output"][-1]["prompt_token_ids"][: len(seen)] == seen
 
 
-def test_calls_are_text_with_tool_choice_none() -> None:
+def test_tool_calls_stay_text_with_tool_choice_none() -> None:
     with VLLMStandIn(lambda prompt: CALL) as vllm:
         gym = Gym(vllm, **REPLAY)
         response = gym.respond({"input": "x", "tools": [WEATHER], "tool_choice": "none"})

@@ -132,7 +132,7 @@ def test_difference_and_p_value_agree_with_a_slow_computation(
     assert metric.p_value == pytest.approx(slow_p_value(t, len(groups) - 1), abs=1e-6)
 
 
-def test_a_run_against_itself_differs_in_nothing(a: Path) -> None:
+def test_run_compared_with_itself_has_no_differences(a: Path) -> None:
     rng = random.Random(1)
     rollouts = {
         task: [{"reward": rng.random(), "steps": rng.randint(1, 9)} for _ in range(3)] for task in range(20)
@@ -152,7 +152,7 @@ def test_every_task_counts_once_however_many_rollouts_it_has(a: Path, b: Path) -
     assert (metric.a.rollouts, metric.b.rollouts) == (10, 5)
 
 
-def test_where_no_difference_is_p_is_below_one_in_twenty_once_in_twenty_times(a: Path, b: Path) -> None:
+def test_p_value_is_below_5_percent_in_5_percent_of_equal_runs(a: Path, b: Path) -> None:
     """Many fields, each a run of its own: tasks of unequal difficulty, four noisy rollouts of each."""
     rng, fields = random.Random(7), [f"f{number}" for number in range(400)]
     difficulty = {name: [rng.random() for _ in range(30)] for name in fields}
@@ -173,7 +173,7 @@ def test_where_no_difference_is_p_is_below_one_in_twenty_once_in_twenty_times(a:
     assert all(one.p_value_holm is not None and one.p_value_holm >= 0.05 for one in agent.fields)
 
 
-def test_a_real_difference_is_seen_whichever_way_it_goes(a: Path, b: Path) -> None:
+def test_real_difference_is_significant_in_both_directions(a: Path, b: Path) -> None:
     low = {task: [0, task % 2, 0, 0] for task in range(40)}
     high = {task: [1, task % 3 > 0, 1, 0] for task in range(40)}
     assert compared(a, b, low, high).verdict == "b_higher"
@@ -222,7 +222,7 @@ def test_agents_in_both_files_are_compared_each_and_others_are_named(a: Path, b:
 _AGENTS = [((0, 1), 1.0), ((2, 3, 4), 0.0), ((5,), 0.5)]
 
 
-def test_the_only_agents_of_two_files_are_compared_whatever_their_names(a: Path, b: Path) -> None:
+def test_single_agents_of_two_files_are_compared_under_any_names(a: Path, b: Path) -> None:
     found = compare_runs(write(a, records({0: [0]}, "plain")), write(b, records({0: [1]}, "with_tools")))
     assert [(one.agent_a, one.agent_b) for one in found.agents] == [("plain", "with_tools")]
 
@@ -248,7 +248,7 @@ def test_runs_that_share_nothing_are_refused(a: Path, b: Path) -> None:
     assert "(no rollouts)" in refused(a, b)
 
 
-def test_a_metric_that_is_not_there_is_refused_with_those_that_are(a: Path, b: Path) -> None:
+def test_unknown_metric_is_an_error_that_lists_the_known_ones(a: Path, b: Path) -> None:
     write(a, records({0: [{"reward": 1, "accuracy": 1, "steps": 3}]}))
     write(b, records({0: [{"reward": 1, "steps": 3}]}))
     message = refused(a, b, metric="rewrd")
@@ -283,7 +283,7 @@ def of(name: str, found: Sequence[FieldComparison]) -> FieldComparison:
     return next(one for one in found if one.name == name)
 
 
-def test_tokens_and_times_stand_side_by_side(a: Path, b: Path) -> None:
+def test_tokens_and_times_are_compared(a: Path, b: Path) -> None:
     def rollout(tokens: int, seconds: float) -> Numbers:
         return {
             "reward": 1,
@@ -350,7 +350,7 @@ def both(a: Path, b: Path, tasks: int = 4) -> None:
     write(b, records({task: [1, 1] for task in range(tasks)}))
 
 
-def test_runs_of_one_input_are_the_same_tasks_whatever_was_set_for_them(a: Path, b: Path) -> None:
+def test_runs_of_one_input_are_the_same_tasks_with_any_settings(a: Path, b: Path) -> None:
     both(a, b)
     inputs(a, ["p", "q", "r", "s"], params={"temperature": 0.2})
     inputs(b, ["p", "q", "r", "s"], params={"temperature": 1.0, "model": "new"}, agent="other")
@@ -359,7 +359,7 @@ def test_runs_of_one_input_are_the_same_tasks_whatever_was_set_for_them(a: Path,
     assert (found.same_tasks.different_count, found.warnings) == (0, [])
 
 
-def test_another_input_is_noticed(a: Path, b: Path) -> None:
+def test_different_input_is_detected(a: Path, b: Path) -> None:
     both(a, b)
     inputs(a, ["p", "q", "r", "s"])
     inputs(b, ["p", "r", "q", "s"], answers="other")
@@ -372,7 +372,7 @@ def test_another_input_is_noticed(a: Path, b: Path) -> None:
     assert found.as_data()["warnings"] == found.warnings
 
 
-def test_another_prompt_for_the_same_rows_is_told_apart(a: Path, b: Path) -> None:
+def test_different_prompt_for_the_same_rows_is_reported(a: Path, b: Path) -> None:
     both(a, b)
     inputs(a, ["p", "q", "r", "s"])
     inputs(b, ["p", "q!", "r!", "s"])
@@ -400,7 +400,7 @@ def test_without_materialized_inputs_the_prompts_of_some_rollouts_are_compared(a
     assert warning.startswith("100 of 100 shared tasks that were checked (of 300) are not the same task")
 
 
-def test_torn_materialized_inputs_are_no_reason_to_fail(a: Path, b: Path) -> None:
+def test_torn_materialized_inputs_do_not_fail_a_comparison(a: Path, b: Path) -> None:
     both(a, b)
     inputs(a, ["p"] * 4)
     b.with_name("b_materialized_inputs.jsonl").write_text('{"responses_create')
@@ -435,12 +435,12 @@ def test_flips_show_the_beginning_of_their_prompt(a: Path, b: Path) -> None:
         ("schön, 数学 🙂", "schön, 数学 🙂"),
     ],
 )
-def test_text_is_shown_as_one_line_without_anything_that_a_terminal_obeys(text: str, shown: str) -> None:
+def test_text_is_shown_as_one_line_without_control_characters(text: str, shown: str) -> None:
     assert one_line(text) == shown
 
 
 @given(st.text())
-def test_whatever_the_text_only_printable_characters_are_shown(text: str) -> None:
+def test_only_printable_characters_of_a_text_are_shown(text: str) -> None:
     assert one_line(text).isprintable()
 
 
@@ -461,7 +461,7 @@ def numbers_of(data: Any) -> list[float]:
     return [data] if isinstance(data, int | float) else []
 
 
-def test_numbers_that_json_cannot_say_never_reach_it(a: Path, b: Path) -> None:
+def test_non_finite_numbers_never_reach_json(a: Path, b: Path) -> None:
     huge, odd = [{"reward": 1.7e308, "loss": 1}] * 2, [{"reward": math.nan, "loss": math.inf}]
     write(a, records({0: huge, 1: [{"reward": 1, "loss": 2}, *odd]}))
     write(b, records({0: [{"reward": -1.7e308, "loss": 2}], 1: [*odd, {"reward": -1.7e308}]}))
@@ -473,7 +473,7 @@ def test_numbers_that_json_cannot_say_never_reach_it(a: Path, b: Path) -> None:
     assert found.warnings == [f"{path}: 1 value of reward left out: NaN or infinite" for path in (a, b)]
 
 
-def test_data_is_all_there_is_to_know(a: Path, b: Path) -> None:
+def test_data_contains_the_whole_comparison(a: Path, b: Path) -> None:
     found: Comparison = compare_runs(write(a, records(WORKED_A)), write(b, records(WORKED_B)))
     data = json.loads(json.dumps(found.as_data()))
     assert (data["a_fpath"], data["b_fpath"], data["metric"]) == (str(a), str(b), "reward")

@@ -73,7 +73,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def test_both_files_and_what_they_come_to(files: Files) -> None:
+def test_profile_and_agent_metrics_are_written(files: Files) -> None:
     rewards = {0: [1, 1], 1: [0, 1], 2: [0, 0], 3: [0.5, 0.5], 4: [None, None], 5: [1]}
     rows = [row(task, index) for task, values in rewards.items() for index in range(2)]
     results = [
@@ -118,7 +118,7 @@ KEYS = st.tuples(st.sampled_from([0, 1, 2, 2**31 - 1]), st.integers(0, 3))
 
 
 @given(st.lists(KEYS, unique=True, max_size=12), st.data())
-def test_files_give_what_data_gives(asked: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_profile_of_files_equals_profile_of_data(asked: list[tuple[int, int]], data: st.DataObject) -> None:
     agents = {task: data.draw(st.sampled_from(["a", "b", "c"])) for task, _ in asked}
     refs = st.sampled_from([None, {}, "own"])
     rows = [row(*key, n=place, agent_ref=data.draw(refs)) for place, key in enumerate(asked)]
@@ -138,13 +138,13 @@ def test_files_give_what_data_gives(asked: list[tuple[int, int]], data: st.DataO
     assert summary == profile_completion_summary(rows, results)
 
 
-def test_nothing_asked_for_is_an_empty_profile(files: Files) -> None:
+def test_profile_without_rows_is_empty(files: Files) -> None:
     files.write([], [])
     assert files.profile().agents == []
     assert files.read() == ([], [])
 
 
-def test_rows_may_be_written_by_something_else(files: Files) -> None:
+def test_rows_may_be_written_by_another_program(files: Files) -> None:
     """With the key in front, spaces, blank lines and no newline at the end."""
     files.write([], [result(3, 1), result(3, 0)])
     files.materialized.write_text(
@@ -196,14 +196,14 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
         ([row(0, 0)], [row(0, 0)], ["run.jsonl: no line has a reward"]),
     ],
 )  # fmt: skip
-def test_bad_input_is_named_with_its_place_and_nothing_is_written(
+def test_bad_input_is_reported_with_its_position_and_nothing_is_written(
     files: Files, rows: list[Any], results: list[Any], told: list[str]
 ) -> None:
     files.write(rows, results)
     files.assert_refused(*told)
 
 
-def test_torn_last_line_is_told_as_such(files: Files) -> None:
+def test_torn_last_line_is_reported_as_torn(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 0)])
     with files.rollouts.open("a") as file:
         file.write(TORN)
@@ -237,18 +237,18 @@ def test_bad_lines_can_be_left_out(files: Files) -> None:
     assert files.read() == expected, "not a trace of the lines left out"
 
 
-def test_what_is_left_out_is_missing(files: Files) -> None:
+def test_skipped_rollouts_count_as_missing(files: Files) -> None:
     files.write([row(0, 0), row(0, 1)], [result(0, 0), TORN])
     with pytest.raises(InputError, match="1 of the 2 rollouts"):
         files.profile(BadLines(are_skipped=True))
 
 
-def test_results_without_a_row_are_refused_though_partial_is_allowed(files: Files) -> None:
+def test_results_without_a_row_are_refused_even_if_partial_is_allowed(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 1)])
     files.assert_refused("run.jsonl:1: 1 rollout without a row", partial=True)
 
 
-def test_results_without_a_row_are_left_out_on_demand(files: Files) -> None:
+def test_results_without_a_row_are_skipped_on_request(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 1), result(0, 0, 0.25)])
     bad_lines = BadLines(are_skipped=True)
     done = files.profile(bad_lines)
@@ -271,7 +271,7 @@ def test_missing_files_are_reported_with_where_a_run_writes_them(files: Files) -
     files.assert_refused("cannot be read: Is a directory")
 
 
-def test_older_profiles_are_replaced_whole_or_stay_as_they_were(files: Files) -> None:
+def test_older_profiles_are_replaced_completely_or_unchanged(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 0)])
     files.groups.write_text("older")
     files.agents.write_text("older")
@@ -300,9 +300,7 @@ profile_rewards(RewardProfileConfig(materialized_inputs_jsonl_fpath=inputs, roll
 @pytest.mark.parametrize(
     ("action", "code"), [("SIG_DFL", -signal.SIGXFSZ), ("SIG_IGN", 1)], ids=["killed", "disk full"]
 )
-def test_writer_that_comes_to_grief_half_way_leaves_the_older_profile(
-    files: Files, action: str, code: int
-) -> None:
+def test_failed_write_leaves_the_older_profile(files: Files, action: str, code: int) -> None:
     files.write([row(0, 0, prompt="x" * 400_000)], [result(0, 0)])
     files.groups.write_text("older")
     files.agents.write_text("older")

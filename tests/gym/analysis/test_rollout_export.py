@@ -175,7 +175,7 @@ def test_a_column_has_the_narrowest_type_that_holds_its_numbers(
 
 
 @pytest.mark.parametrize("values", [["a", ["b"]], [None, None], [{"a": 1}], [[1, 2]]])
-def test_what_is_neither_number_nor_always_text_is_no_column(tmp_path: Path, values: list[Any]) -> None:
+def test_field_with_mixed_types_is_not_a_column(tmp_path: Path, values: list[Any]) -> None:
     table = exported(tmp_path, *(rollout(task, extra=value) for task, value in enumerate(values)))
     assert "extra" not in table.column_names
     assert [json.loads(line).get("extra") for line in table["rollout_json"].to_pylist()] == values
@@ -212,7 +212,7 @@ def test_a_prompt_may_be_a_string_with_instructions(tmp_path: Path) -> None:
     assert conversation(tmp_path, rollout(responses_create_params=params)) == TRANSCRIPT
 
 
-def test_a_prompt_that_the_output_repeats_stands_once(tmp_path: Path) -> None:
+def test_prompt_repeated_in_the_output_is_shown_once(tmp_path: Path) -> None:
     assert conversation(tmp_path, rollout(response={"output": PROMPT + OUTPUT})) == TRANSCRIPT
 
 
@@ -260,7 +260,7 @@ def test_tool_calls_of_older_files_may_be_flat(tmp_path: Path) -> None:
         ({"type": 5, "name": 6}, {"type": "unknown", "text": '{"type":5,"name":6}'}),
     ],
 )
-def test_odd_items_are_shown_as_well_as_they_can_be(tmp_path: Path, item: Any, shown: dict[str, Any]) -> None:
+def test_unusual_items_are_shown_as_text(tmp_path: Path, item: Any, shown: dict[str, Any]) -> None:
     assert conversation(tmp_path, rollout(response={"output": [item]}))[2:] == [shown]
 
 
@@ -304,14 +304,14 @@ LINES = [
 ]
 
 
-def test_rollouts_come_back_from_parquet_byte_for_byte(tmp_path: Path) -> None:
+def test_rollouts_are_restored_from_parquet_byte_for_byte(tmp_path: Path) -> None:
     source, table, back = write(tmp_path / "in.jsonl", *LINES), tmp_path / "t.parquet", tmp_path / "b.jsonl"
     export_rollouts(source, table)
     assert export_rollouts(table, back) == (5, None)
     assert back.read_bytes() == source.read_bytes()
 
 
-def test_lines_that_are_not_utf8_come_back_with_the_same_content(tmp_path: Path) -> None:
+def test_lines_that_are_not_utf8_are_restored_with_the_same_content(tmp_path: Path) -> None:
     source, table, back = tmp_path / "in.jsonl", tmp_path / "t.parquet", tmp_path / "b.jsonl"
     record = rollout(note="a\ud800b")
     source.write_bytes(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
@@ -363,7 +363,7 @@ def test_no_rollouts_make_a_table_without_rows(tmp_path: Path) -> None:
     assert table.column_names == ["task_index", "rollout_index", "agent", "transcript", "rollout_json"]
 
 
-def test_without_the_json_there_is_no_way_back(tmp_path: Path) -> None:
+def test_without_the_json_rollouts_cannot_be_restored(tmp_path: Path) -> None:
     source, target = write(tmp_path / "in.jsonl", rollout()), tmp_path / "out.parquet"
     assert export_rollouts(source, target, include_json=False) == (1, 7)
     assert "rollout_json" not in pq.read_schema(target).names
@@ -396,7 +396,7 @@ def test_a_bad_line_is_named_and_the_earlier_output_is_left(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", target.name]
 
 
-def test_bad_lines_that_are_skipped_are_counted_once_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_skipped_bad_lines_are_counted_and_the_rest_is_exported(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", *BAD_LINES)
     source.write_text(source.read_text() + TORN)
     for ending in ("parquet", "jsonl"):
@@ -411,7 +411,7 @@ def test_bad_lines_that_are_skipped_are_counted_once_and_the_rest_is_there(tmp_p
     assert table["reward"].to_pylist() == [1.0, 1.0, 1.0]
 
 
-def test_rows_stand_as_in_the_file_over_all_row_groups(tmp_path: Path) -> None:
+def test_row_groups_keep_the_order_of_the_file(tmp_path: Path) -> None:
     keys = [(task * 7919 % 5000, 0) for task in range(5000)]
     table = exported(tmp_path, *(rollout(*key) for key in keys))
     assert table["task_index"].to_pylist() == [task for task, _ in keys]
@@ -535,14 +535,14 @@ print(sum(rewards) / len(rewards), len(rows), rows[0]["transcript"][-1]["text"])
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_people_read_tables_with_reads_it(tmp_path: Path, reader: str) -> None:
+def test_common_libraries_can_read_the_parquet_file(tmp_path: Path, reader: str) -> None:
     exported(tmp_path, rollout(0), rollout(1, reward=0.5, note="ü"), rollout(2, reward=None))
     done = run_python(tmp_path, READERS[reader], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
     assert (done.returncode, done.stdout) == (0, "0.75 3 4\n"), done.stderr
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_the_line_in_the_documentation_reads_it(tmp_path: Path, reader: str) -> None:
+def test_documented_line_can_read_the_parquet_file(tmp_path: Path, reader: str) -> None:
     documented = (ROOT / "docs/export_rollouts.md").read_text().splitlines()
     (line,) = [line for line in documented if line.startswith(f"{reader}.")]
     export_rollouts(write(tmp_path / "in.jsonl", rollout(0), rollout(1)), tmp_path / "rollouts.parquet")
@@ -557,7 +557,7 @@ OLDEST = {
 }
 
 
-def test_rollouts_from_before_there_were_keys_are_exported_too(tmp_path: Path) -> None:
+def test_old_rollouts_without_keys_are_exported(tmp_path: Path) -> None:
     table = exported(tmp_path, OLDEST, {**OLDEST, "reward": 0.0})
     assert table.column("task_index").to_pylist() == table.column("agent").to_pylist() == [None, None]
     assert table.column("reward").to_pylist() == [1.0, 0.0]

@@ -105,7 +105,7 @@ def test_servers_of_the_configuration_are_hosted_for_their_own_metrics(
     assert_own(ng("aggregate_rollouts", shards, OUTPUT, no_head, f"+config_paths=[{config}]"))
 
 
-def test_running_servers_are_asked_if_they_have_the_agents(ng: Ng, shards: str, tmp_path: Path) -> None:
+def test_agents_are_checked_against_running_servers(ng: Ng, shards: str, tmp_path: Path) -> None:
     config = with_own_metrics(tmp_path)
     with NgRun([config], {}, cwd=tmp_path) as running:
         head = f"+head_server.port={running.head.port}"

@@ -56,7 +56,7 @@ def test_flag_needs_no_value(ng: Ng, arguments: tuple[str, ...]) -> None:
         ("init_resources_server", [], "entrypoint: required but not set"),
     ],
 )
-def test_wrong_argument_is_named_with_what_is_right(
+def test_error_for_a_wrong_argument_names_the_right_one(
     ng: Ng, config: str, command: str, arguments: list[str], expected: str
 ) -> None:
     ng(command, *([config] if command == "run" else []), *arguments).assert_complains(expected)

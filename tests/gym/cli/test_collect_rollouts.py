@@ -139,7 +139,7 @@ def test_published_function_is_the_command(
     assert len(records_of(OUTPUT)) == 1
 
 
-def test_dry_run_tells_the_plan_and_writes_starts_and_asks_nothing(
+def test_dry_run_shows_the_plan_without_writing_starting_or_calling_anything(
     ng: Ng, world: World, tmp_path: Path
 ) -> None:
     more = ["+num_repeats=3", "+responses_create_params.max_output_tokens=100", "+dry_run=true"]
@@ -155,14 +155,14 @@ def test_dry_run_tells_the_plan_and_writes_starts_and_asks_nothing(
     assert world.endpoint.requests == []
 
 
-def test_dry_run_refuses_what_a_run_would(ng: Ng, tmp_path: Path) -> None:
+def test_dry_run_refuses_the_same_settings_as_a_run(ng: Ng, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"responses_create_params": {}}\n')
     arguments = ["+input_jsonl_fpath=in.jsonl", "+output_jsonl_fpath=out.jsonl", "+dry_run=true"]
     ng("collect_rollouts", *arguments).assert_complains("in.jsonl", "rows 0 have no agent", "+agent_name=")
 
 
 @pytest.mark.parametrize("hosting", ["embedded", "served"])
-def test_dry_run_names_an_agent_that_is_not_there(ng: Ng, world: World, tmp_path: Path, hosting: str) -> None:
+def test_dry_run_reports_an_unknown_agent(ng: Ng, world: World, tmp_path: Path, hosting: str) -> None:
     servers = world.embedded if hosting == "embedded" else [world.to_served]
     arguments = [*servers, *TUTORIAL, "+agent_name=example_single_tool_cal_simple_agent"]
     dry = ng("collect_rollouts", *arguments, "+dry_run=true")
@@ -171,7 +171,7 @@ def test_dry_run_names_an_agent_that_is_not_there(ng: Ng, world: World, tmp_path
     assert ng("collect_rollouts", *arguments).err.endswith(dry.err)
 
 
-def test_dry_run_checks_the_agents_of_the_configuration_if_nobody_serves_it_yet(ng: Ng, world: World) -> None:
+def test_dry_run_checks_agents_of_the_configuration_without_running_servers(ng: Ng, world: World) -> None:
     arguments = [*world.embedded, *TUTORIAL, "+hosting=served", "+dry_run=true"]
     assert ng("collect_rollouts", *arguments).code == 0
     ng("collect_rollouts", *arguments, "+agent_name=nobody").assert_complains("no agent 'nobody'")
@@ -185,7 +185,7 @@ def test_dry_run_without_any_servers_says_that_agents_were_not_checked(ng: Ng, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dry_run_of_a_resumed_run_tells_what_is_left(ng: Ng, world: World) -> None:
+def test_dry_run_of_a_resumed_run_shows_the_remaining_work(ng: Ng, world: World) -> None:
     assert ng("collect_rollouts", *world.embedded, *TUTORIAL, "+limit=2").code == 0
     more = ["+resume_from_cache=true", "+dry_run=true"]
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, *more)
@@ -193,7 +193,7 @@ def test_dry_run_of_a_resumed_run_tells_what_is_left(ng: Ng, world: World) -> No
     assert "Resuming: 5 rollouts planned, 2 done, 0 skipped, 3 remaining" in done.out
 
 
-def test_misspelt_parameter_is_warned_of_and_sent_as_it_is(ng: Ng, world: World) -> None:
+def test_misspelt_parameter_causes_a_warning_and_is_sent_unchanged(ng: Ng, world: World) -> None:
     override = "+responses_create_params.temprature=0.7"
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, "+limit=1", override)
     assert done.code == 0
@@ -208,26 +208,26 @@ def nothing_was_written(folder: Path) -> bool:
     return [path for path in folder.rglob("*") if path.is_file()] == []
 
 
-def test_no_servers_anywhere_is_one_message_with_both_ways(ng: Ng, world: World, tmp_path: Path) -> None:
+def test_without_any_servers_one_message_names_both_solutions(ng: Ng, world: World, tmp_path: Path) -> None:
     port = free_port()
     done = ng("collect_rollouts", *TUTORIAL, f"+head_server.port={port}")
     done.assert_complains(f"127.0.0.1:{port}", "ng_run", "+config_paths=[")
     assert nothing_was_written(tmp_path)
 
 
-def test_served_is_asked_for_and_nobody_serves(ng: Ng, world: World, tmp_path: Path) -> None:
+def test_served_hosting_without_running_servers_is_an_error(ng: Ng, world: World, tmp_path: Path) -> None:
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, "+hosting=served")
     done.assert_complains("HeadServerUnreachableError", "ng_run")
     assert nothing_was_written(tmp_path) and world.endpoint.requests == []
 
 
-def test_embedded_is_asked_for_and_there_is_nothing_to_host(ng: Ng, world: World) -> None:
+def test_embedded_hosting_without_servers_is_an_error(ng: Ng, world: World) -> None:
     done = ng("collect_rollouts", *TUTORIAL, world.to_served, "+hosting=embedded")
     done.assert_complains("no servers to host", "+config_paths=[")
 
 
 @pytest.mark.parametrize("hosting", ["embedded", "served"])
-def test_agent_that_is_not_there_is_named_with_the_nearest(
+def test_unknown_agent_is_an_error_with_the_closest_name(
     ng: Ng, world: World, tmp_path: Path, hosting: str
 ) -> None:
     servers = world.embedded if hosting == "embedded" else [world.to_served]
@@ -300,7 +300,9 @@ def assert_ends_with_error(ended: Ended, *expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "./in.jsonl", "in_materialized_inputs.jsonl"])
-def test_input_is_never_taken_for_a_file_of_the_run(ng: Ng, world: World, tmp_path: Path, name: str) -> None:
+def test_input_is_never_mistaken_for_a_file_of_the_run(
+    ng: Ng, world: World, tmp_path: Path, name: str
+) -> None:
     write_files(tmp_path, {name: '{"responses_create_params": {"input": "x"}}\n'})
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
     arguments = [*TUTORIAL, f"+input_jsonl_fpath={name}", "+output_jsonl_fpath=in.jsonl"]

@@ -21,7 +21,9 @@ from tests.support.components import SERVER, write_component, write_files
 OPENAI_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
 
 
-def test_dump_config_shows_what_was_merged_and_no_secret(ng: Ng, config: str, tmp_path: Path) -> None:
+def test_dump_config_shows_the_merged_configuration_without_secrets(
+    ng: Ng, config: str, tmp_path: Path
+) -> None:
     write_files(tmp_path, {"env.yaml": "depth: {of: {b: 3}}\nother_token: tok-never-shown"})
     done = ng("dump_config", config, "+depth.of.c=4", "+mine='${depth.of.a}'")
     assert done.code == 0
@@ -38,7 +40,7 @@ def test_dump_config_needs_no_servers(ng: Ng) -> None:
     assert yaml.safe_load(ng("dump_config").out)["head_server"] == {"host": "127.0.0.1", "port": 11000}
 
 
-def test_validate_says_what_it_found(ng: Ng, config: str) -> None:
+def test_validate_reports_a_summary(ng: Ng, config: str) -> None:
     done = ng("validate", config)
     assert (done.code, done.err) == (0, "")
     assert "small  resources_servers  small" in done.out
@@ -96,7 +98,7 @@ BAD_CONFIGS: dict[str, tuple[Spoil, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_CONFIGS)
-def test_validate_names_what_is_wrong(ng: Ng, config: str, tmp_path: Path, kind: str) -> None:
+def test_validate_reports_errors(ng: Ng, config: str, tmp_path: Path, kind: str) -> None:
     spoil, expected = BAD_CONFIGS[kind]
     spoil(tmp_path)
     ng("validate", config).assert_complains(*expected)
@@ -108,7 +110,7 @@ def test_validate_reports_every_server_that_is_wrong(ng: Ng, tmp_path: Path) -> 
     done.assert_complains("one is ill", "two is ill")
 
 
-def test_datasets_that_are_prepared_later_need_not_be_there(ng: Ng, config: str, tmp_path: Path) -> None:
+def test_datasets_that_are_prepared_later_may_be_missing(ng: Ng, config: str, tmp_path: Path) -> None:
     dataset = "{name: t, type: train, license: MIT, jsonl_fpath: data/later.jsonl}"
     block = f"{{entrypoint: app.py, domain: other, datasets: [{dataset}]}}"
     write_files(tmp_path, {"small.yaml": f"s: {{resources_servers: {{small: {block}}}}}"})
@@ -127,13 +129,13 @@ def test_version_does_not_care_for_a_broken_env_file(ng: Ng, tmp_path: Path) -> 
     assert ng("version").code == 0
 
 
-def test_status_without_a_head_server_says_where_it_asked_and_how_to_start_one(ng: Ng) -> None:
+def test_status_without_a_head_server_names_the_address_and_how_to_start_one(ng: Ng) -> None:
     port = free_port()
     ng("status", f"+head_server.port={port}").assert_complains(f"http://127.0.0.1:{port}", "ng_run")
 
 
 @pytest.mark.parametrize("page", [b"<html>hello</html>", b"[1, 2]", b'{"status": "ok"}', b"\xff\xfe"])
-def test_status_of_something_else_that_answers_there_says_so(ng: Ng, page: bytes) -> None:
+def test_status_reports_if_another_program_responds(ng: Ng, page: bytes) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -220,7 +222,7 @@ def test_test_command_gives_back_the_outcome_of_the_tests(ng: Ng, tmp_path: Path
     assert "At index 0 diff: 1 != 2" in done.out  # pytest rewrote the assertion
 
 
-def test_test_command_names_a_component_that_is_not_there(ng: Ng, tmp_path: Path) -> None:
+def test_test_command_reports_a_missing_component(ng: Ng, tmp_path: Path) -> None:
     ng("test", "+entrypoint=resources_servers/gone").assert_complains("resources_servers/gone", str(tmp_path))
 
 

@@ -91,7 +91,7 @@ def test_a_run_against_itself_is_the_same(ng: Ng) -> None:
 
 
 @pytest.mark.parametrize(("metric", "word"), [("reward", "better"), ("speed", "higher")])
-def test_the_verdict_is_said_in_words(ng: Ng, metric: str, word: str) -> None:
+def test_verdict_is_stated_in_words(ng: Ng, metric: str, word: str) -> None:
     for name, more in (("a", 0.0), ("b", 1.0)):
         rng = random.Random(name)
         lines = [(task, rng.gauss(more, 0.5)) for task in range(30)]
@@ -102,7 +102,7 @@ def test_the_verdict_is_said_in_words(ng: Ng, metric: str, word: str) -> None:
     assert f"\nA is {word} (paired" in ng("compare", "b.jsonl", "a.jsonl", f"+metric={metric}").out
 
 
-def test_one_task_is_said_to_show_nothing(ng: Ng) -> None:
+def test_comparison_of_one_task_is_reported_as_inconclusive(ng: Ng) -> None:
     write("b.jsonl", [(0, 0)])
     out = ng("compare", "a.jsonl", "b.jsonl").out
     assert "reward: A 1, B 0, difference -1, 1 task paired\nOne task is too few" in out
@@ -127,12 +127,12 @@ def test_other_tasks_under_the_same_indices_are_warned_of(ng: Ng) -> None:
     assert json.loads(done.out)["warnings"] == [warning]
 
 
-def test_it_is_said_where_the_tasks_could_not_be_checked(ng: Ng) -> None:
+def test_comparison_reports_if_tasks_could_not_be_checked(ng: Ng) -> None:
     Path("b_materialized_inputs.jsonl").unlink()
     assert "Not checked whether the tasks are the same" in ng("compare", "a.jsonl", "b.jsonl").out
 
 
-def test_fields_are_told_with_a_mark_where_many_are_compared(ng: Ng) -> None:
+def test_significant_fields_are_marked_if_many_are_compared(ng: Ng) -> None:
     for name, more in (("a", 0), ("b", 1)):
         rng = random.Random(name)
         with Path(f"{name}.jsonl").open("w") as file:
@@ -157,7 +157,7 @@ def test_fields_are_told_with_a_mark_where_many_are_compared(ng: Ng) -> None:
     assert "Equal in both runs, task by task: level" in out
 
 
-def test_nothing_that_a_terminal_obeys_comes_from_the_files(ng: Ng) -> None:
+def test_control_characters_in_files_do_not_reach_the_terminal(ng: Ng) -> None:
     for name in "ab":
         write_inputs(name, {task: f"{RED}\n\x1b[2Jdo\x08 {task}\x9b5m" for task in range(4)})
     write("a.jsonl", [(0, 1), (1, 0)], agent=f"shop{RED}", **{f"size{RED}": 1})
@@ -192,7 +192,7 @@ def test_mistakes_end_with_one_message(ng: Ng) -> None:
     )
 
 
-def test_a_torn_line_ends_it_or_is_left_out_and_told(ng: Ng) -> None:
+def test_torn_line_is_an_error_or_is_skipped_and_reported(ng: Ng) -> None:
     with Path("b.jsonl").open("a") as file:
         file.write('{"_ng_task')
     ng("compare", "a.jsonl", "b.jsonl").assert_complains("b.jsonl:5: the last line is incomplete")

@@ -37,7 +37,7 @@ def test_rollouts_become_a_table_and_are_counted(ng: Ng, tmp_path: Path) -> None
     assert pq.read_table(tmp_path / "made/of/out.parquet")["steps"].to_pylist() == [3, None]
 
 
-def test_rollouts_come_back_as_they_were(ng: Ng, tmp_path: Path, rollouts: Path) -> None:
+def test_rollouts_are_restored_unchanged(ng: Ng, tmp_path: Path, rollouts: Path) -> None:
     ng("export", "rollouts.jsonl", "out.parquet")
     done = ng("export", "+input_fpath=out.parquet", "+output_fpath=back.jsonl")
     assert (done.code, done.err) == (0, "")
@@ -61,7 +61,7 @@ def test_a_file_without_rollouts_is_a_table_without_rows(ng: Ng, rollouts: Path)
     )
 
 
-def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) -> None:
+def test_bad_lines_are_skipped_and_reported_on_request(ng: Ng, rollouts: Path) -> None:
     rollouts.write_text(line(0) + "nonsense\n" + line(1) + line(0, reward=0.0) + TORN)
     done = ng("export", "rollouts.jsonl", "out.parquet", "+skip_bad_lines=true")
     assert (done.code, done.out) == (
@@ -82,7 +82,7 @@ def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) ->
         (line(0) + line(1) + line(0), "rollouts.jsonl:3: repeats rollout 0:0 of line 1"),
     ],
 )
-def test_a_bad_line_is_one_complaint_and_nothing_is_written(
+def test_bad_line_is_one_error_and_nothing_is_written(
     ng: Ng, tmp_path: Path, rollouts: Path, content: str, expected: str, output: str
 ) -> None:
     rollouts.write_text(content)

@@ -70,7 +70,7 @@ def test_umbrella_runs_a_command(umbrella: Umbrella, name: str) -> None:
     assert umbrella(name).out.startswith(f"handspring {__version__}")
 
 
-def test_umbrella_takes_dashes_for_underscores(umbrella: Umbrella) -> None:
+def test_ng_accepts_dashes_for_underscores(umbrella: Umbrella) -> None:
     assert umbrella("dump-config", "--help").out.startswith("ng_dump_config:")
 
 
@@ -121,7 +121,7 @@ def test_help_spells_types_and_defaults_as_the_command_line_does() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_begins_with_what_is_required_and_ends_with_how_to_write_it(name: str) -> None:
+def test_help_lists_required_fields_first_and_syntax_last(name: str) -> None:
     command = import_module(f"nemo_gym.cli.{name}").COMMAND
     *_, settings, ending = command.help().split("\n\n")
     shown = [line for line in settings.splitlines() if line.startswith("  +")]
@@ -153,20 +153,20 @@ def test_example_of_the_help_can_be_pasted(name: str) -> None:
         assert policy <= set(values)
 
 
-def test_help_comes_before_any_complaint(umbrella: Umbrella) -> None:
+def test_help_is_shown_even_if_arguments_are_wrong(umbrella: Umbrella) -> None:
     done = umbrella("run", "+config_paths=[missing.yaml]", "--help")
     assert (done.code, done.err) == (0, "")
 
 
 @pytest.mark.parametrize("name", ["ng", "ng_run"])
-def test_terminal_without_unicode_is_no_trouble(name: str) -> None:
+def test_terminal_without_unicode_is_supported(name: str) -> None:
     done = run_command(name, "--help", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.isascii()
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_reader_that_has_had_enough_is_no_trouble(tmp_path: Path, size: int) -> None:
+def test_closed_output_pipe_is_not_an_error(tmp_path: Path, size: int) -> None:
     (tmp_path / "long.yaml").write_text("words: [" + "word," * size + "]")
     read_end, write_end = os.pipe()
     os.close(read_end)

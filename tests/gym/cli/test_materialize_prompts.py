@@ -50,7 +50,7 @@ def test_rows_are_written_with_their_prompts_and_counted(ng: Ng, tmp_path: Path)
         ({"in.jsonl": '{"responses_create_params": {"input": []}}\n' * 3}, ["in.jsonl: ", "rows 0, 1, 2 "]),
     ],
 )
-def test_files_that_do_not_fit_are_one_complaint_and_nothing_is_written(
+def test_files_that_do_not_match_are_one_error_and_nothing_is_written(
     ng: Ng, tmp_path: Path, files: dict[str, str], expected: list[str]
 ) -> None:
     write_files(tmp_path, files)

@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> None:
         ["+a_fpath=a.jsonl", "+b_fpath='b=1.jsonl'", "--json"],
     ],
 )
-def test_arguments_may_stand_without_their_names_anywhere(ng: Ng, arguments: list[str]) -> None:
+def test_positional_arguments_may_be_anywhere(ng: Ng, arguments: list[str]) -> None:
     done = ng("compare", *arguments)
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
@@ -36,15 +36,15 @@ def test_arguments_may_stand_without_their_names_anywhere(ng: Ng, arguments: lis
 
 
 @pytest.mark.usefixtures("files")
-def test_one_argument_too_many_is_named(ng: Ng) -> None:
+def test_error_names_the_extra_argument(ng: Ng) -> None:
     done = ng("compare", "a.jsonl", "a.jsonl", "c.jsonl")
     done.assert_complains("'c.jsonl'", "ng compare <a_fpath> <b_fpath>")
 
 
-def test_command_that_takes_none_without_name_says_so(ng: Ng) -> None:
+def test_command_without_positional_arguments_refuses_them(ng: Ng) -> None:
     ng("version", "a.jsonl").assert_complains("has no `=`")
 
 
 @pytest.mark.parametrize("command", ["version", "compare"])
-def test_help_says_that_json_is_short_for_its_field(ng: Ng, command: str) -> None:
+def test_help_describes_the_json_abbreviation(ng: Ng, command: str) -> None:
     assert "--json is short for +json_output=true." in ng(command, "--help").out

@@ -121,7 +121,7 @@ def test_run_without_a_rollout_has_no_tables(ng: Ng, run: Path) -> None:
         ((ROLLOUTS, "+allow_partial_rollout=true"), ["did you mean +allow_partial_rollouts=true?"]),
     ],
 )
-def test_mistakes_are_one_complaint_and_nothing_is_written(
+def test_mistakes_are_one_error_and_nothing_is_written(
     ng: Ng, tmp_path: Path, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
     ng("reward_profile", *arguments).assert_complains(*expected)

@@ -25,7 +25,7 @@ def tokenizer(path: Path, texts: dict[int, str]) -> str:
     return str(path)
 
 
-def test_a_file_without_faults_is_said_to_be_good(ng: Ng) -> None:
+def test_file_without_errors_is_reported_as_valid(ng: Ng) -> None:
     done = ng("token_report", "rollouts.jsonl")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
@@ -86,7 +86,7 @@ def test_texts_are_shown_whole_and_made_harmless(ng: Ng, tmp_path: Path, rollout
     assert "+tokenizer=" not in done.out
 
 
-def test_a_tokenizer_that_does_not_know_the_ids_is_warned_of(ng: Ng, tmp_path: Path, rollouts: Path) -> None:
+def test_tokenizer_without_the_ids_causes_a_warning(ng: Ng, tmp_path: Path, rollouts: Path) -> None:
     write(rollouts, [record(BROKEN)])
     path = tokenizer(tmp_path / "tokenizer.json", {1: "a"})
     done = ng("token_report", "rollouts.jsonl", f"+tokenizer={path}")
@@ -127,7 +127,7 @@ def test_rollouts_without_keys_are_named_by_their_line(ng: Ng, rollouts: Path) -
     assert data["defects"]["nan_log_probs"]["first"] == [{"line": 2, "key": None, "item": 0}]
 
 
-def test_turns_that_cannot_be_compared_and_masked_rollouts_are_told(ng: Ng, rollouts: Path) -> None:
+def test_turns_that_cannot_be_compared_and_masked_rollouts_are_reported(ng: Ng, rollouts: Path) -> None:
     output = [{**message(), **bundle([1], [2])}, {**message(), **bundle(None, [3])}]
     write(rollouts, [record(output), record(GOOD, 1, mask_sample=True)])
     out = ng("token_report", "rollouts.jsonl").out
@@ -164,7 +164,7 @@ def test_a_file_without_token_ids_fails_unless_that_is_allowed(
     assert ng("token_report", "rollouts.jsonl", "--json").code == 1
 
 
-def test_some_rollouts_without_token_ids_are_told_of(ng: Ng, rollouts: Path) -> None:
+def test_rollouts_without_token_ids_are_reported(ng: Ng, rollouts: Path) -> None:
     write(rollouts, [record(GOOD), record([message()], 1)])
     done = ng("token_report", "rollouts.jsonl")
     assert done.code == 0
@@ -194,7 +194,7 @@ def test_json_is_one_object_and_nothing_else(ng: Ng, rollouts: Path) -> None:
     assert data["defects"] == {"nan_log_probs": {"items": 1, "values": 1, "first": first}}
 
 
-def test_bad_lines_are_left_out_on_demand_and_told_of(ng: Ng, rollouts: Path) -> None:
+def test_bad_lines_are_skipped_and_reported_on_request(ng: Ng, rollouts: Path) -> None:
     good = rollouts.read_text()
     rollouts.write_text(good + "nonsense\n" + good)
     ng("token_report", "rollouts.jsonl").assert_complains(

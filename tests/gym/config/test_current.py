@@ -28,7 +28,7 @@ def fresh() -> Iterator[None]:
     set_global_config_dict(None)
 
 
-def test_every_published_name_is_there() -> None:
+def test_every_published_name_exists() -> None:
     assert all(hasattr(published, name) for name in published.__all__)
 
 
@@ -44,7 +44,9 @@ def test_configuration_that_is_set_is_the_one_that_is_got() -> None:
     assert isinstance(get_global_config_dict().a, DictConfig)
 
 
-def test_without_one_the_command_line_is_read_once(two_files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_configuration_the_command_line_is_read_once(
+    two_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     argv = ["x.py", two_files, "+policy_base_url=x", "+policy_api_key=k", "+limit=3"]
     monkeypatch.setattr(sys, "argv", argv)
     values = get_global_config_dict()
@@ -64,9 +66,7 @@ def test_parser_lays_the_initial_values_between_env_yaml_and_command_line(
     assert (values.x, values.y, values.z) == ("env", "initial", "line")
 
 
-def test_parser_skips_what_it_is_told_to_skip(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parser_skips_the_given_fields(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("env.yaml", "x: env")
     other = write("other.yaml", "x: other")
     monkeypatch.setattr(sys, "argv", ["x.py", "+y=line"])

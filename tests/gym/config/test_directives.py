@@ -22,7 +22,7 @@ def test_copy_leaves_the_source() -> None:
     assert applied("{a: {x: 1}, b: {_copy: a, x: 2}}") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
-def test_text_forms_take_any_value() -> None:
+def test_text_forms_accept_any_value() -> None:
     assert applied("{a: {x: [1]}, b: '${copy:a.x}', c: '${copy:a}', d: '${copy:a.x.0}'}") == {
         "a": {"x": [1]},
         "b": [1],
@@ -32,7 +32,7 @@ def test_text_forms_take_any_value() -> None:
     assert applied("{a: {x: null, y: 1}, b: '${inherit_from:a.x}'}") == {"a": {"y": 1}, "b": None}
 
 
-def test_mappings_emptied_by_a_move_go_too() -> None:
+def test_mappings_emptied_by_a_move_are_removed() -> None:
     assert applied(
         "{base: {kind: {impl: {x: 1}}}, mine: {kind: {impl: '${inherit_from:base.kind.impl}'}}}"
     ) == {"mine": {"kind": {"impl": {"x": 1}}}}
@@ -45,7 +45,7 @@ def test_several_nodes_inherit_from_one_source() -> None:
     }
 
 
-def test_chains_resolve_whatever_their_order() -> None:
+def test_chains_resolve_in_any_order() -> None:
     assert applied("{c: {_inherit_from: b, z: 3}, b: {_copy: a, y: 2}, a: {x: 1}}") == {
         "c": {"x": 1, "y": 2, "z": 3},
         "a": {"x": 1},
@@ -90,7 +90,7 @@ def test_missing_marker_does_not_hide_an_inherited_value() -> None:
         ("{b: '${copy:a.y}', a: 1}", "'y' not found in a; none are defined"),
     ],
 )
-def test_path_that_is_not_there_is_named_with_close_matches(text: str, message: str) -> None:
+def test_missing_path_is_reported_with_close_matches(text: str, message: str) -> None:
     with pytest.raises(InheritPathNotFoundError, match=message):
         applied(text)
 
@@ -109,7 +109,7 @@ def test_circle_is_an_error_that_names_the_chain(text: str) -> None:
         applied(text)
 
 
-def test_directive_that_names_nothing_is_refused() -> None:
+def test_directive_with_an_unknown_target_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a\._copy: 3 is not a dotted path; write _copy: a\.b"):
         applied("{a: {_copy: 3}}")
 
@@ -119,7 +119,7 @@ def test_keys_cannot_lie_over_an_inherited_scalar() -> None:
         applied("{a: 1, b: {_inherit_from: a, x: 1}}")
 
 
-def test_deleting_a_key_that_is_not_there_is_an_error_with_a_hint() -> None:
+def test_deleting_a_missing_key_is_an_error_with_a_hint() -> None:
     with pytest.raises(
         ConfigError, match=r"a\._delete_key: no key 'entrypiont' to delete; did you mean entrypoint"
     ):

@@ -24,7 +24,7 @@ def test_file_overrides_the_files_it_names(write: Write, load: Load) -> None:
     assert config.data["config_paths"] == ["top.yaml"]
 
 
-def test_file_reached_twice_stays_below_both_that_name_it(write: Write, load: Load) -> None:
+def test_file_included_twice_is_merged_before_both_including_files(write: Write, load: Load) -> None:
     write("shared.yaml", "x: shared\ny: shared")
     write("left.yaml", "config_paths: [shared.yaml]\nx: left")
     write("right.yaml", "config_paths: shared.yaml\ny: right")
@@ -42,7 +42,7 @@ def test_circle_of_files_is_an_error_that_names_the_chain(write: Write, load: Lo
         load("+config_paths=[a.yaml]")
 
 
-def test_missing_file_is_named_with_who_named_it_where_it_was_looked_for_and_close_matches(
+def test_missing_file_is_reported_with_its_reference_searched_folders_and_close_matches(
     write: Write, load: Load, tmp_path: Path
 ) -> None:
     right = write("resources_servers/zwiebelkuchen/configs/zwiebelkuchen.yaml", "x: 1")
@@ -57,14 +57,14 @@ def test_missing_file_is_named_with_who_named_it_where_it_was_looked_for_and_clo
     assert "NEMO_GYM_EXTRA_ROOTS" in message
 
 
-def test_missing_file_of_the_command_line_is_said_to_come_from_there(load: Load) -> None:
+def test_missing_file_from_the_command_line_is_reported_as_such(load: Load) -> None:
     with pytest.raises(
         ConfigPathNotFoundError, match=r"'/no/such\.yaml', named by the command line: no such file"
     ):
         load("+config_paths=/no/such.yaml")
 
 
-def test_config_paths_that_are_no_paths_are_refused(write: Write, load: Load) -> None:
+def test_config_paths_that_are_not_paths_are_refused(write: Write, load: Load) -> None:
     write("a.yaml", "config_paths: {x: 1}")
     with pytest.raises(ConfigError, match=r"a\.yaml: config_paths is {'x': 1}; write a list"):
         load("+config_paths=a.yaml")

@@ -33,7 +33,7 @@ def same(one: Any, two: Any) -> bool:
 @example("a,b/c.yaml")
 @example("/1")
 @example("999999999999999999")
-def test_short_way_gives_exactly_what_the_grammar_gives(text: str) -> None:
+def test_fast_parser_agrees_with_the_grammar(text: str) -> None:
     plain = parse_plain(text)
     if plain is not None:
         parsed = parse_by_grammar(text)
@@ -79,6 +79,6 @@ def test_grammar_decides_the_others(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     "text", ["a,b", "range(1,3)", "choice(a,b)", "glob(*)", "~/x", "a=b", "[a", "é", "nope(1)", "[" * 999]
 )
-def test_text_stands_for_itself_where_the_grammar_rejects_or_sweeps(text: str) -> None:
+def test_text_is_kept_if_the_grammar_rejects_or_sweeps_it(text: str) -> None:
     parsed = parse_by_grammar(text)
     assert (parsed.value, parsed.literal) == (text, True)

@@ -32,7 +32,7 @@ def test_values_are_a_resolved_read_only_dictconfig(config: GymConfig) -> None:
         config.values.limit = 3
 
 
-def test_head_server_has_its_usual_address_in_the_values_too(config: GymConfig, load: Load) -> None:
+def test_configuration_contains_the_default_address_of_the_head_server(config: GymConfig, load: Load) -> None:
     assert (config.head_server.host, config.head_server.port) == ("127.0.0.1", 11000)
     assert config.values.head_server == {"host": "127.0.0.1", "port": 11000}
     assert load("+head_server.port=11234").head_server.port == 11234
@@ -58,7 +58,7 @@ def test_yaml_shows_no_secret_unless_asked(config: GymConfig) -> None:
     assert config.secrets == {SECRET}
 
 
-def test_config_survives_the_way_to_a_child_process(config: GymConfig, write: Write, load: Load) -> None:
+def test_config_is_unchanged_in_a_child_process(config: GymConfig, write: Write, load: Load) -> None:
     config = assign_ports(config)
     assert config_from_bytes(dump_config(config)) == config
     write("odd.yaml", 'numbers: {1: a, 2: {3: .inf}}\ntext: "\\U0001F600 ${numbers}"')

@@ -24,7 +24,7 @@ def test_merging_is_associative(one: dict[str, Any], two: dict[str, Any], three:
 
 
 @given(TREES, TREES)
-def test_later_wins_and_nothing_else_is_lost(base: dict[str, Any], top: dict[str, Any]) -> None:
+def test_later_value_wins_and_other_values_are_kept(base: dict[str, Any], top: dict[str, Any]) -> None:
     merged = deep_merge(base, top)
     assert set(merged) == set(base) | set(top)
     for key, value in top.items():
@@ -71,7 +71,7 @@ def test_mapping_over_a_directive_keeps_the_directive() -> None:
     assert deep_merge({"a": "${ copy: b }"}, {"a": {"x": 1}}) == {"a": {"_copy": "b", "x": 1}}
 
 
-def test_deletions_add_up_and_a_key_set_again_above_stays() -> None:
+def test_deletions_accumulate_and_a_key_set_later_is_kept() -> None:
     assert deep_merge({"_delete_key": "x"}, {"_delete_key": ["y"]}) == {"_delete_key": ["x", "y"]}
     assert deep_merge({"x": {"old": 1}, "_delete_key": "x"}, {"x": {"new": 1}}) == {
         "x": {"new": 1},

@@ -60,7 +60,7 @@ def test_hyphens_of_the_first_part_of_an_option_are_underscores() -> None:
         (["--other", "--limit", "-1"], {"other": True, "limit": -1}),
     ],
 )
-def test_flags_stand_alone_or_take_a_value(argv: list[str], values: dict[str, Any]) -> None:
+def test_flags_work_with_or_without_a_value(argv: list[str], values: dict[str, Any]) -> None:
     assert parse_arguments(argv, flag_fields={"resume"}).values == values
 
 
@@ -95,7 +95,7 @@ AS_IT_STANDS = [
 
 @pytest.mark.parametrize("text", AS_IT_STANDS)
 @pytest.mark.parametrize("spelling", ["+{}={}", "{}={}", "--{}={}"])
-def test_text_of_a_string_field_is_taken_as_it_stands(text: str, spelling: str) -> None:
+def test_text_of_a_string_field_is_unchanged(text: str, spelling: str) -> None:
     argument = spelling.format("name", text)
     assert parse_arguments([argument], string_fields={"name"}).values == {"name": text}
 
@@ -143,7 +143,7 @@ def test_any_unicode_text_of_a_string_field_is_kept(text: str) -> None:
     assert parse_arguments([f"--name={text}"], string_fields={"name"}).texts == {"name": text}
 
 
-def test_unknown_key_takes_the_grammars_value_or_its_text() -> None:
+def test_unknown_key_gets_the_parsed_value_or_the_text() -> None:
     argv = ["+a=1e5", "+b=x,y", "+c=~/x", "+d=1_000", "+e=k=v", "+f=[1,2]", "+g=true"]
     assert parse_arguments(argv).values == {
         "a": 100000.0,
@@ -166,11 +166,11 @@ def test_unknown_key_takes_the_grammars_value_or_its_text() -> None:
         ("['a b.yaml',~/c.yaml]", ["a b.yaml", "~/c.yaml"]),
     ],
 )
-def test_config_paths_take_lists_in_every_spelling(text: str, paths: list[str]) -> None:
+def test_config_paths_accept_all_list_syntaxes(text: str, paths: list[str]) -> None:
     assert parse_arguments([f"+config_paths={text}"]).values == {"config_paths": paths}
 
 
-def test_config_paths_take_one_path() -> None:
+def test_config_paths_accept_a_single_path() -> None:
     assert parse_arguments(["+config_paths=a.yaml"]).values == {"config_paths": "a.yaml"}
 
 
@@ -197,7 +197,7 @@ def test_argument_that_cannot_be_read_is_quoted_with_an_example(argument: str, r
     assert "for example +limit=3" in str(caught.value)
 
 
-def test_deletion_takes_no_value() -> None:
+def test_deletion_with_a_value_is_refused() -> None:
     with pytest.raises(ConfigSyntaxError, match=r"'~a=1': a deletion has no value; write ~a"):
         parse_arguments(["~a=1"])
 

@@ -66,7 +66,7 @@ def test_workers_get_a_port_each(two_files: str, load: Load) -> None:
     assert len({*workers, *others}) == 5
 
 
-def test_default_host_is_everybodys_and_an_own_host_wins(two_files: str, load: Load) -> None:
+def test_default_host_applies_to_servers_without_their_own_host(two_files: str, load: Load) -> None:
     config = assign_ports(load(two_files, *POLICY, "+default_host=localhost", f"+{CALC}.host=127.0.0.1"))
     assert [server.host for server in config.servers] == ["127.0.0.1", "localhost", "localhost"]
     assert config.head_server.host == "127.0.0.1"

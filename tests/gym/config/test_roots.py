@@ -30,7 +30,7 @@ def test_install_root_holds_the_package() -> None:
     assert (INSTALL_ROOT / "nemo_gym" / "config").is_dir()
 
 
-def test_first_root_with_the_file_wins_and_absolute_paths_stand_for_themselves(tmp_path: Path) -> None:
+def test_first_root_with_the_file_wins_and_absolute_paths_are_unchanged(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.yaml").touch()

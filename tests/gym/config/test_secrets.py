@@ -27,7 +27,7 @@ SECRET = "sk-5Tq9XzQ"
         "Proxy-Authorization",
     ],
 )
-def test_secret_keys_are_masked_wherever_they_stand(key: str) -> None:
+def test_secret_keys_are_masked_at_any_depth(key: str) -> None:
     values = {"a": [{key: SECRET}], key: {"deep": [SECRET, 7]}}
     assert mask_secrets(values) == {"a": [{key: "****"}], key: {"deep": ["****", "****"]}}
 
@@ -49,7 +49,7 @@ def test_credentials_in_urls_are_masked() -> None:
     assert mask_secrets({"url": "http://host:80/a@b"}) == {"url": "http://host:80/a@b"}
 
 
-def test_known_secret_is_masked_in_any_other_text_but_references_stay_whole() -> None:
+def test_known_secret_is_masked_in_other_texts_but_not_in_references() -> None:
     ref = {"type": "responses_api_models", "name": "policy_model"}
     values = {"api_key": "policy", "command": "run --key policy", "model_server": ref}
     assert mask_secrets(values) == {"api_key": "****", "command": "run --key ****", "model_server": ref}
@@ -97,7 +97,7 @@ def test_masking_never_leaks_a_secret(tree: Any, secret: str, key: str, around: 
     assert masked["deep"][1] == {key: "****"}
 
 
-def test_dictconfigs_are_masked_too() -> None:
+def test_dictconfigs_are_masked() -> None:
     values = OmegaConf.create({"headers": [{"api_key": SECRET}]})
     assert mask_secrets(values) == {"headers": [{"api_key": "****"}]}
     assert secret_values(values) == {SECRET}

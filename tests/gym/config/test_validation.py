@@ -31,13 +31,13 @@ def test_kinds_of_fields_are_known_from_the_class() -> None:
     assert flag_fields(Command) == {"resume_from_cache"}
 
 
-def test_string_fields_take_the_text_as_it_was_typed() -> None:
+def test_string_fields_keep_the_typed_text() -> None:
     command = validated("+output_jsonl_fpath=1234_5678", "+agent_name=1e5", "+limit=3")
     assert (command.output_jsonl_fpath, command.agent_name, command.limit) == ("1234_5678", "1e5", 3)
     assert validated("+output_jsonl_fpath=x", "+agent_name=null").agent_name is None
 
 
-def test_fields_of_a_block_are_known_by_their_prefix() -> None:
+def test_fields_of_a_block_are_recognized_by_their_prefix() -> None:
     command = validate_fields(
         Command, {"output_jsonl_fpath": 7}, {"a.b.output_jsonl_fpath": "007"}, prefix="a.b"
     )
@@ -46,7 +46,7 @@ def test_fields_of_a_block_are_known_by_their_prefix() -> None:
         validate_fields(Command, {"output_jsonl_fpath": "x", "limit": 0}, prefix="a.b")
 
 
-def test_dictconfig_and_foreign_keys_are_taken() -> None:
+def test_dictconfig_and_unknown_keys_are_accepted() -> None:
     data = OmegaConf.create({"output_jsonl_fpath": "x", "policy_model": {"responses_api_models": {}}})
     assert validate_fields(Command, data).output_jsonl_fpath == "x"
 
@@ -56,7 +56,7 @@ def test_missing_required_field_is_named_with_an_example() -> None:
     assert problem("+limit=3") == expected
 
 
-def test_bad_value_is_named_with_what_is_allowed() -> None:
+def test_error_for_a_bad_value_lists_the_allowed_ones() -> None:
     message = problem("+output_jsonl_fpath=x", "+limit=0")
     assert message == "limit: 0 is not allowed: should be greater than or equal to 1 (int or null)"
 

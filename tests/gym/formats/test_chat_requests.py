@@ -144,7 +144,7 @@ def test_tools_already_in_the_target_form_are_kept_without_their_nulls() -> None
     ]
 
 
-def test_top_logprobs_alone_asks_for_log_probs() -> None:
+def test_top_logprobs_implies_log_probs() -> None:
     assert to_chat(top_logprobs=2) == {"logprobs": True, "top_logprobs": 2}
     assert to_chat(logprobs=True, top_logprobs=0) == {"logprobs": True, "top_logprobs": 0}
 

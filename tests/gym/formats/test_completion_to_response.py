@@ -136,7 +136,7 @@ def test_the_last_item_has_the_same_token_list_objects(message: dict[str, Any]) 
 @pytest.mark.parametrize(
     "params", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 1}, {"logprobs": True}]
 )
-def test_log_probs_are_on_the_text_if_the_request_asked_for_them(params: dict[str, Any]) -> None:
+def test_log_probs_are_on_the_text_if_requested(params: dict[str, Any]) -> None:
     log_probs = [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}]
     fields: dict[str, Any] = {"content": "x", "logprobs": {"content": log_probs}}
     [message] = output(params=params, **fields)

@@ -24,7 +24,7 @@ def test_a_call_without_its_end_tag_counts() -> None:
     assert [call.name for call in written.calls] == ["add"]
 
 
-def test_arguments_in_a_string_stay_as_they_are() -> None:
+def test_arguments_in_a_string_are_unchanged() -> None:
     text = '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>'
     assert parse_generated(text, tools_offered=True).calls == [Call("add", '{"a": 1}')]
 

@@ -55,21 +55,21 @@ def test_a_body_has_its_content_type_once(
     assert call.is_json == (content_type == "application/json")
 
 
-def test_data_of_another_kind_is_for_aiohttp_alone() -> None:
+def test_other_kinds_of_data_are_sent_by_aiohttp() -> None:
     file = BytesIO(b"x")
     call = parse_call("POST", "/x", data={"file": file})
     assert (call.body, call.aiohttp_options) == (b"", {"data": {"file": file}})
 
 
 @pytest.mark.parametrize("name", ["Cookie", "cookie"])
-def test_a_cookie_header_is_read_as_cookies_and_sent_as_it_was(name: str) -> None:
+def test_cookie_header_is_parsed_and_sent_unchanged(name: str) -> None:
     header = 'a=1; b="two words"; c=x/y'
     call = parse_call("POST", "/x", headers={name: header})
     assert call.headers == ()
     assert call.wire_headers() == (("Cookie", header),)
 
 
-def test_cookies_take_the_place_of_a_cookie_header() -> None:
+def test_cookies_replace_a_cookie_header() -> None:
     call = parse_call("POST", "/x", cookies={"a": "1"}, headers={"Cookie": "b=2"})
     assert call.wire_headers() == (("Cookie", "a=1"),)
 

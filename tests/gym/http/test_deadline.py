@@ -26,7 +26,7 @@ def test_a_block_in_time_gives_its_result_and_leaves_no_timer() -> None:
     assert asyncio.run(in_time())
 
 
-def test_no_deadline_is_no_deadline() -> None:
+def test_deadline_none_never_expires() -> None:
     async def patient() -> None:
         with Deadline(None):
             await asyncio.sleep(0.01)
@@ -34,7 +34,7 @@ def test_no_deadline_is_no_deadline() -> None:
     asyncio.run(patient())
 
 
-def test_a_cancellation_from_outside_stays_one() -> None:
+def test_cancellation_from_outside_is_not_turned_into_a_timeout() -> None:
     async def outer() -> None:
         async def inner() -> None:
             with Deadline(10):
@@ -90,7 +90,7 @@ def test_an_error_of_the_block_passes() -> None:
         asyncio.run(failing())
 
 
-def test_each_of_many_deadlines_passes_in_its_own_time_and_not_before() -> None:
+def test_each_of_many_deadlines_expires_at_its_own_time() -> None:
     async def all_late() -> list[float]:
         loop = asyncio.get_running_loop()
 
@@ -106,7 +106,7 @@ def test_each_of_many_deadlines_passes_in_its_own_time_and_not_before() -> None:
     assert all(0.098 <= waited < 1 for waited in asyncio.run(all_late()))
 
 
-def test_one_that_ends_in_time_does_not_keep_later_ones_from_passing() -> None:
+def test_deadline_met_in_time_does_not_delay_later_ones() -> None:
     async def mixed() -> list[str]:
         async def take(seconds: float) -> str:
             try:
@@ -134,7 +134,7 @@ def test_no_timer_outlives_its_block_whatever_its_length() -> None:
     assert not deadline._queues
 
 
-def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
+def test_closed_event_loop_leaves_nothing_behind() -> None:
     async def cut_off() -> None:
         async def waiting() -> None:
             with Deadline(100):

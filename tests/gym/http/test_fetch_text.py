@@ -17,11 +17,11 @@ def fetch_from(reply: bytes | None, **options: float) -> str:
     return asyncio.run(run())
 
 
-def test_text_of_a_page_comes_back() -> None:
+def test_text_of_a_page_is_returned() -> None:
     assert fetch_from(raw_response(200, "grüße".encode())) == "grüße"
 
 
-def test_unreachable_head_server_is_one_error_that_says_where_and_what_to_do() -> None:
+def test_unreachable_head_server_is_one_error_with_address_and_hint() -> None:
     url = f"http://127.0.0.1:{free_port()}/global_config_dict_yaml"
     with pytest.raises(HeadServerUnreachableError, match=re.escape(url)) as caught:
         fetch_text(url)
@@ -42,12 +42,12 @@ def test_unreachable_head_server_is_one_error_that_says_where_and_what_to_do() -
     ],
     ids=["closes", "no http", "not found", "no text", "cut off"],
 )
-def test_whatever_else_listens_there_is_the_same_error(reply: bytes | None) -> None:
+def test_any_other_program_on_the_port_gives_the_same_error(reply: bytes | None) -> None:
     with pytest.raises(HeadServerUnreachableError, match=r"http://127\.0\.0\.1:\d+"):
         fetch_from(reply)
 
 
-def test_server_that_never_answers_is_given_up() -> None:
+def test_server_that_never_responds_times_out() -> None:
     async def run() -> None:
         release = asyncio.Event()
 
@@ -64,6 +64,6 @@ def test_server_that_never_answers_is_given_up() -> None:
     asyncio.run(run())
 
 
-def test_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_settings_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     assert fetch_from(raw_response(200, b"direct")) == "direct"

@@ -57,7 +57,7 @@ def played(
     ],
     ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate", "empty gzip"],
 )
-def test_every_form_of_answer_is_read(reply: bytes, status: int, body: bytes) -> None:
+def test_every_form_of_answer_is_recognized(reply: bytes, status: int, body: bytes) -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         got = await post(pool, server)
         assert (got.status, got.body) == (status, body)
@@ -65,7 +65,7 @@ def test_every_form_of_answer_is_read(reply: bytes, status: int, body: bytes) ->
     played([reply], act)
 
 
-def test_headers_come_as_the_server_spelt_them() -> None:
+def test_headers_are_returned_as_the_server_wrote_them() -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         got = await post(pool, server)
         assert list(got.headers.items())[1:] == [("X-One", "1"), ("Set-Cookie", "a=b"), ("Set-Cookie", "c=d")]
@@ -89,7 +89,7 @@ def test_a_request_is_what_the_server_expects() -> None:
     [None, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", b"SMTP ready\r\n\r\n", b"HTTP/1.1 200"],
     ids=["closed", "cut", "not HTTP", "half a head"],
 )
-def test_a_broken_answer_is_an_error_and_its_connection_is_gone(broken: bytes | None) -> None:
+def test_broken_response_is_an_error_and_closes_its_connection(broken: bytes | None) -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         with pytest.raises((aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)):
             await post(pool, server)
@@ -129,7 +129,7 @@ def test_an_idle_connection_that_is_too_old_is_replaced() -> None:
     played([raw_response(200)], act)
 
 
-def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
+def test_response_of_a_cancelled_call_is_discarded() -> None:
     async def run() -> None:
         release = asyncio.Event()
 
@@ -158,7 +158,7 @@ def test_who_gives_up_leaves_its_answer_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", raw_response(200, b"stray"), b"\0"])
-def test_what_comes_after_an_answer_is_nobodys(more: bytes) -> None:
+def test_data_after_a_response_is_discarded(more: bytes) -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         assert (await post(pool, server)).body == b"first"
         assert (await post(pool, server)).body == b"mine"
@@ -166,7 +166,7 @@ def test_what_comes_after_an_answer_is_nobodys(more: bytes) -> None:
     played([raw_response(200, b"first") + more, raw_response(200, b"mine")], act)
 
 
-def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
+def test_data_on_an_idle_connection_is_not_a_response() -> None:
     async def run() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -189,7 +189,7 @@ def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
     asyncio.run(run())
 
 
-def test_idle_connections_keep_no_answer_and_old_ones_go() -> None:
+def test_idle_connections_hold_no_response_and_old_ones_are_closed() -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         await asyncio.gather(*(post(pool, server) for _ in range(4)))
         for connection in pool.open_ones:
@@ -203,7 +203,7 @@ def test_idle_connections_keep_no_answer_and_old_ones_go() -> None:
 
 
 @pytest.mark.parametrize("headers", [{"Host": "other"}, {"content-length": "2"}, {"CONNECTION": "close"}])
-def test_who_sets_the_framing_headers_gets_them_once(headers: dict[str, str]) -> None:
+def test_framing_headers_of_the_caller_are_sent_once(headers: dict[str, str]) -> None:
     async def run() -> bytes:
         async with serving(raw_response(200)) as server:
             assert (await request("POST", server.url, json={}, headers=headers)).ok
@@ -241,7 +241,7 @@ def test_a_header_cannot_smuggle_another(value: str) -> None:
     ],
     ids=["TLS", "credentials", "HEAD", "framing header", "file", "option of aiohttp"],
 )
-def test_what_the_plain_client_cannot_send_is_left_to_aiohttp(call: Call) -> None:
+def test_requests_unsupported_by_the_plain_client_use_aiohttp(call: Call) -> None:
     assert not can_send(call)
 
 
@@ -253,5 +253,5 @@ def test_what_the_plain_client_cannot_send_is_left_to_aiohttp(call: Call) -> Non
         ("http://[::1]:81", "::1", 81, "[::1]:81"),
     ],
 )
-def test_the_place_of_a_plain_origin_is_known(origin: str, host: str, port: int, authority: str) -> None:
+def test_plain_origin_gives_host_and_port(origin: str, host: str, port: int, authority: str) -> None:
     assert place_of(origin) == (host, port, authority)

@@ -51,7 +51,7 @@ def test_body_is_read_as_often_as_one_likes() -> None:
     asyncio.run(run())
 
 
-def test_content_is_read_in_pieces_and_then_is_at_its_end() -> None:
+def test_content_can_be_read_in_pieces_to_its_end() -> None:
     async def run() -> list[bytes]:
         content = make_response(200, b"0123456789").content
         return [await content.read(n) for n in (3, 0, 4, -1, -1, 5)]
@@ -59,7 +59,7 @@ def test_content_is_read_in_pieces_and_then_is_at_its_end() -> None:
     assert asyncio.run(run()) == [b"012", b"", b"3456", b"789", b"", b""]
 
 
-def test_content_is_the_same_stream_each_time_it_is_asked_for() -> None:
+def test_content_is_always_the_same_stream() -> None:
     async def run() -> bytes:
         response = make_response(200, b"0123")
         return await response.content.read(2) + await response.content.read()
@@ -79,7 +79,7 @@ def test_ok_is_every_status_below_400(status: int, ok: bool) -> None:
     assert make_response(status).ok is ok
 
 
-def test_headers_are_found_whatever_their_case() -> None:
+def test_header_names_are_case_insensitive() -> None:
     response = make_response(200, b"", ("x-one", "1"), ("X-Two", "2"))
     assert (response.headers["X-One"], response.headers.get("x-two")) == ("1", "2")
 
@@ -102,7 +102,7 @@ def test_error_carries_status_and_content() -> None:
     assert str(error) == 'POST http://127.0.0.1:1/x: 422: {"detail":"no"}'
 
 
-def test_error_says_who_failed_first_and_how() -> None:
+def test_error_names_the_server_that_failed_first() -> None:
     error = error_of(
         make_response(
             500,
@@ -126,21 +126,21 @@ def test_error_says_who_failed_first_and_how() -> None:
     [(400, "data"), (401, "data"), (404, "data"), (422, "data")]
     + [(code, "infrastructure") for code in (408, 425, 429, 500, 502, 503, 504, 520, 529)],
 )
-def test_kind_of_an_answer_that_does_not_say_follows_from_its_status(status: int, kind: str) -> None:
+def test_kind_of_a_response_without_the_header_follows_from_its_status(status: int, kind: str) -> None:
     assert error_of(make_response(status)).kind == kind
 
 
-def test_error_shows_no_more_of_a_long_body_than_one_can_read() -> None:
+def test_error_shows_only_the_beginning_of_a_long_body() -> None:
     error = error_of(make_response(500, b"x" * 1_000_000))
     assert len(str(error)) < 3000
     assert len(error.response_content) == 1_000_000
 
 
-def test_ok_answer_raises_nothing() -> None:
+def test_ok_response_does_not_raise() -> None:
     asyncio.run(raise_for_status(make_response(204, b"")))
 
 
-def test_answer_of_the_shared_client_raises_the_same_error() -> None:
+def test_response_of_the_shared_client_raises_the_same_error() -> None:
     async def run() -> ServerCallError:
         async with serving(raw_response(418, b"teapot")) as server:
             raw = await get_global_aiohttp_client().post(server.url)
@@ -195,14 +195,14 @@ def test_cookies_are_morsels_by_name_as_aiohttp_gives_them() -> None:
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=20))
-def test_any_cookie_that_a_server_sets_comes_back_as_it_was(value: str) -> None:
+def test_any_cookie_of_a_server_is_sent_back_unchanged(value: str) -> None:
     cookies = set_by_server(first="1", it=value).cookies
     assert received_by_server(cookies) == {"first": "1", "it": value}
     assert received_by_server(dict(cookies)) == {"first": "1", "it": value}
     assert received_by_server({"first": "1", "it": cookies["it"].value}) == {"first": "1", "it": value}
 
 
-def test_cookie_with_unusual_characters_goes_back_as_the_server_spelt_it() -> None:
+def test_cookie_with_unusual_characters_is_sent_back_unchanged() -> None:
     header = ("Set-Cookie", "route=a/b=c+d==@1; Path=/; Secure")
     cookies = ClientResponse(200, [header], b"").cookies
     assert cookie_header(cookies) == "route=a/b=c+d==@1"
@@ -221,13 +221,13 @@ def test_the_last_of_two_cookies_with_one_name_counts() -> None:
     assert response.cookies["a"].value == "2"
 
 
-def test_plain_texts_and_morsels_may_stand_side_by_side() -> None:
+def test_plain_texts_and_morsels_can_be_mixed() -> None:
     morsel: Morsel[str] = Morsel()
     morsel.set("b", "two words", '"two words"')
     assert received_by_server({"a": "x;y", "b": morsel}) == {"a": "x;y", "b": "two words"}
 
 
-def test_errors_survive_the_way_to_another_process() -> None:
+def test_errors_are_unchanged_in_another_process() -> None:
     headers = [("x-nemo-gym-failure-server", "policy_model"), ("x-nemo-gym-failure-status", "400")]
     error = EndpointError(ClientResponse(500, headers, b"because", method="POST", url="agent/run"))
     again = pickle.loads(pickle.dumps(error))
@@ -238,7 +238,7 @@ def test_errors_survive_the_way_to_another_process() -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"output": [{"text": "cut o', b"<html>gateway</html>", b"", b"[" * 10**5])
-def test_body_that_is_no_json_is_told_with_whose_answer_it_was(body: bytes) -> None:
+def test_error_for_a_body_that_is_not_json_names_the_server(body: bytes) -> None:
     response = ClientResponse(200, (), body, method="POST", url="policy_model/v1/responses")
     with pytest.raises(json.JSONDecodeError) as raised:  # environments catch this class
         asyncio.run(response.json())
@@ -248,7 +248,7 @@ def test_body_that_is_no_json_is_told_with_whose_answer_it_was(body: bytes) -> N
     assert raised.value.doc == body.decode()
 
 
-def test_cookies_of_two_answers_are_not_the_same_objects() -> None:
+def test_cookies_of_two_responses_are_different_objects() -> None:
     responses = [ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"") for _ in range(2)]
     responses[0].cookies["a"]["path"] = "/changed"
     assert responses[1].cookies["a"]["path"] == ""

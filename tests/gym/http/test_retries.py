@@ -108,25 +108,25 @@ def test_broken_connection_to_an_endpoint_is_tried_again(error: Exception) -> No
     assert (status_of(outcome), outcome.calls) == (200, 3)
 
 
-def test_last_answer_stands_when_the_tries_are_used_up() -> None:
+def test_last_response_is_returned_when_retries_are_used_up() -> None:
     outcome = play(MODEL_ENDPOINT, 500, 502, 503, 200)
     assert (status_of(outcome), outcome.calls) == (503, 3)
 
 
-def test_last_error_stands_when_the_tries_are_used_up() -> None:
+def test_last_error_is_raised_when_retries_are_used_up() -> None:
     last = aiohttp.ClientConnectionError("the third")
     outcome = play(MODEL_ENDPOINT, 503, REFUSED, last, 200)
     assert (outcome.last, outcome.calls) == (last, 3)
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 301, 400, 401, 403, 404, 409, 422, 501])
-def test_other_statuses_are_answers_at_once(status: int) -> None:
+def test_other_statuses_are_returned_without_retries(status: int) -> None:
     outcome = play(MODEL_ENDPOINT, status)
     assert (status_of(outcome), outcome.calls, outcome.waits) == (status, 1, [])
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_between_our_servers_an_error_status_is_an_answer(status: int) -> None:
+def test_error_status_between_our_servers_is_a_response(status: int) -> None:
     assert play(CONNECT_ONLY, status).calls == 1
 
 
@@ -138,7 +138,7 @@ def test_waits_double_up_to_the_longest_and_half_of_each_is_random() -> None:
     assert len({wait / longest for wait, longest in zip(waits, [1, 2, 4, 8, 10, 10, 10], strict=True)}) > 1
 
 
-def test_rate_limit_does_not_use_up_the_tries() -> None:
+def test_rate_limit_does_not_use_up_the_retries() -> None:
     outcome = play(MODEL_ENDPOINT, *[429] * 10, 503, *[429] * 5, 503, 200)
     assert (status_of(outcome), outcome.calls) == (200, 18)
 
@@ -157,30 +157,30 @@ def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_wait_that_the_server_asks_for_in_seconds_is_kept(status: int) -> None:
+def test_delay_requested_in_seconds_is_obeyed(status: int) -> None:
     assert play(MODEL_ENDPOINT, limited(status, "7"), 200).waits == [7.0]
 
 
-def test_wait_that_the_server_asks_for_as_a_date_is_kept() -> None:
+def test_delay_requested_as_a_date_is_obeyed() -> None:
     then = datetime.now(UTC) + timedelta(seconds=20)
     (wait,) = play(MODEL_ENDPOINT, limited(429, format_datetime(then, usegmt=True)), 200).waits
     assert 15 < wait <= 20
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_server_is_not_asked_again_before_the_time_it_asks_for(status: int) -> None:
+def test_retry_waits_for_the_delay_that_the_server_requests(status: int) -> None:
     assert play(MODEL_ENDPOINT, limited(status, "120"), 200).waits == [120.0]
 
 
 @pytest.mark.parametrize("retry_after", ["86400", "inf"])
-def test_server_that_asks_for_a_wait_beyond_the_deadline_is_not_waited_for(retry_after: str) -> None:
+def test_requested_delay_beyond_the_deadline_ends_the_call(retry_after: str) -> None:
     outcome = play(MODEL_ENDPOINT, limited(429, retry_after), 200)
     assert status_of(outcome) == 429
     assert outcome.waits == []
 
 
 @pytest.mark.parametrize("retry_after", ["0", "-5", "Wed, 21 Oct 2015 07:28:00 GMT"])
-def test_server_that_asks_for_no_wait_is_not_flooded(retry_after: str) -> None:
+def test_requested_delay_of_zero_still_backs_off(retry_after: str) -> None:
     outcome = play(RetryPolicy(total_s=30.0, statuses=(429,)), limited(429, retry_after))
     assert status_of(outcome) == 429
     assert outcome.calls <= 62
@@ -203,7 +203,7 @@ def test_error_of_the_program_is_never_tried_again() -> None:
     assert transport.calls == 1
 
 
-def test_refused_connection_is_tried_again_then_raised() -> None:
+def test_refused_connection_is_retried_then_raised() -> None:
     with pytest.raises(aiohttp.ClientConnectorError):
         asyncio.run(request("POST", f"http://127.0.0.1:{free_port()}/x", json={}, retry=QUICK_CONNECT))
 
@@ -251,7 +251,7 @@ def test_large_request_refused_before_it_was_read_is_not_sent_twice() -> None:
     assert asyncio.run(run()) == 1
 
 
-def test_large_body_arrives_whole_on_every_try() -> None:
+def test_large_body_is_sent_completely_on_every_retry() -> None:
     body = b"0123456789" * 300_000
 
     async def run() -> None:
@@ -262,7 +262,7 @@ def test_large_body_arrives_whole_on_every_try() -> None:
     asyncio.run(run())
 
 
-def test_request_on_a_kept_connection_that_breaks_is_not_sent_twice() -> None:
+def test_request_on_a_reused_connection_that_breaks_is_not_sent_twice() -> None:
     async def run() -> None:
         async with serving(raw_response(200), None) as server:
             assert (await request("POST", server.url, json={})).ok
@@ -274,7 +274,7 @@ def test_request_on_a_kept_connection_that_breaks_is_not_sent_twice() -> None:
 
 
 @pytest.mark.parametrize("broken", [None, CUT_OFF], ids=["gone", "cut"])
-def test_endpoint_that_breaks_off_is_asked_again(broken: bytes | None) -> None:
+def test_call_is_retried_if_the_endpoint_drops_the_connection(broken: bytes | None) -> None:
     async def run() -> None:
         async with serving(broken, broken, raw_response(200, b'{"a":1}')) as server:
             response = await request("POST", server.url, json={}, retry=QUICK)
@@ -284,7 +284,7 @@ def test_endpoint_that_breaks_off_is_asked_again(broken: bytes | None) -> None:
     asyncio.run(run())
 
 
-def test_answer_that_breaks_off_between_our_servers_is_an_error() -> None:
+def test_truncated_response_between_our_servers_is_an_error() -> None:
     async def run() -> None:
         async with serving(CUT_OFF) as server:
             with pytest.raises(aiohttp.ClientPayloadError):
@@ -314,7 +314,7 @@ def test_request_sends_json_headers_cookies_and_parameters() -> None:
     assert orjson.loads(body) == {"text": "é"}
 
 
-def test_content_type_of_the_caller_stands_alone() -> None:
+def test_content_type_of_the_caller_is_sent_once() -> None:
     async def run() -> bytes:
         async with serving(raw_response(200)) as server:
             await request("POST", server.url, json={}, headers={"content-type": "application/x+json"})
@@ -323,7 +323,7 @@ def test_content_type_of_the_caller_stands_alone() -> None:
     assert re.findall(rb"(?i)content-type: (.*)\r\n", asyncio.run(run())) == [b"application/x+json"]
 
 
-def test_answer_that_takes_too_long_is_a_timeout() -> None:
+def test_slow_response_is_a_timeout() -> None:
     async def run() -> None:
         never = asyncio.Event()
 
@@ -359,7 +359,7 @@ def test_one_call_between_our_servers_may_outlast_the_time_for_retries() -> None
     assert asyncio.run(send_with_retries(SlowTransport(0.1), CALL, RetryPolicy(total_s=0.01))).ok
 
 
-def test_redirect_is_an_answer() -> None:
+def test_redirect_is_returned_as_a_response() -> None:
     async def run() -> int:
         async with serving(raw_response(307, b"", "Location: /elsewhere")) as raw:
             return (await request("POST", raw.url, json={})).status

@@ -8,7 +8,7 @@ def parsed_delay_s(**headers: str) -> float | None:
     return retry_after_s(ClientResponse(429, named, b""))
 
 
-def test_wait_in_milliseconds_is_kept() -> None:
+def test_delay_in_milliseconds_is_obeyed() -> None:
     assert parsed_delay_s(retry_after_ms="1500") == 1.5
 
 
@@ -22,5 +22,5 @@ def test_unreadable_milliseconds_leave_the_seconds(text: str) -> None:
     assert parsed_delay_s(retry_after_ms=text) is None
 
 
-def test_negative_milliseconds_are_no_wait() -> None:
+def test_negative_milliseconds_mean_no_delay() -> None:
     assert parsed_delay_s(retry_after_ms="-5") == 0.0

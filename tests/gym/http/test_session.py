@@ -40,13 +40,13 @@ def test_client_is_closed_when_its_event_loop_ends() -> None:
     assert first.closed
 
 
-def test_each_of_two_event_loops_has_a_client_of_its_own() -> None:
+def test_each_event_loop_has_its_own_client() -> None:
     first, second = asyncio.run(call()), asyncio.run(call())
     assert first is not second
     assert first.closed and second.closed
 
 
-def test_client_that_somebody_else_closed_is_replaced() -> None:
+def test_client_closed_by_other_code_is_replaced() -> None:
     async def run() -> None:
         await (await call()).close()
         assert not (await call()).closed
@@ -96,7 +96,7 @@ gc.collect()
 """
 
 
-def test_script_that_never_heard_of_the_client_ends_without_a_warning() -> None:
+def test_script_that_does_not_close_the_client_ends_without_a_warning() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT],
         cwd=ROOT,
@@ -113,7 +113,7 @@ def test_pool_sizes_are_checked() -> None:
         GlobalAIOHTTPAsyncClientConfig.model_validate({"global_aiohttp_connector_limit": "many"})
 
 
-def test_nothing_is_kept_of_event_loops_that_are_gone() -> None:
+def test_nothing_is_kept_of_closed_event_loops() -> None:
     from nemo_gym.http.session import _shared
 
     before = set(_shared._by_loop)  # entries of event loops that other tests have not closed

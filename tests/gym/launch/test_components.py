@@ -63,7 +63,7 @@ class Model(SimpleResponsesAPIModel):
 """
 
 
-def test_users_own_copy_shadows_the_shipped_component(folder: Path) -> None:
+def test_copy_of_a_user_shadows_the_shipped_component(folder: Path) -> None:
     assert ask(write_component(folder, "calculator"), "calculator") == ["plain"]
 
 
@@ -87,7 +87,7 @@ def test_one_name_under_two_roots_means_each_in_its_turn(
     assert found == ["a", "b", "a", "b", "a"]
 
 
-def test_own_copy_never_borrows_siblings_of_the_copy_it_shadows(
+def test_shadowing_component_does_not_import_siblings_of_the_shadowed_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_component(folder / "low", "borrower", files={"only_below.py": "WORD = 1"})
@@ -132,7 +132,7 @@ def test_entry_module_can_be_imported_by_its_siblings(folder: Path) -> None:
     assert ask(write_component(folder, "circle", app, files), "circle") == ["itself"]
 
 
-def test_sibling_imported_inside_a_function_is_the_components_own(folder: Path) -> None:
+def test_sibling_imported_inside_a_function_belongs_to_the_component(folder: Path) -> None:
     app = SERVER.replace('return {"answer": ANSWER}', "import late\n        return {'answer': late.WORD}")
     paths = [
         write_component(folder, name, app, {"late.py": f"WORD = '{name}'"}) for name in ("lazy_a", "lazy_b")
@@ -182,7 +182,7 @@ def test_ordinary_import_after_hosting_means_the_first_root_again(
     assert import_module("resources_servers.moves.app").ANSWER == "b"
 
 
-def test_entrypoint_may_have_another_name_and_stand_deeper(folder: Path) -> None:
+def test_entrypoint_may_have_another_name_and_be_in_a_subfolder(folder: Path) -> None:
     write_component(folder, "deep_entry", "raise SystemExit", {"src/serve.py": SERVER + "ANSWER = __name__"})
     block = "{resources_servers: {deep_entry: {entrypoint: src/serve.py, domain: other}}}"
     write_files(folder, {"deep.yaml": f"deep_entry: {block}"})
@@ -196,7 +196,7 @@ def test_one_component_can_be_two_instances(folder: Path) -> None:
     assert ask("two.yaml", "one", "other") == ["one", "other"]
 
 
-def test_component_that_is_not_there_says_where_it_was_looked_for(folder: Path) -> None:
+def test_missing_component_is_an_error_that_lists_searched_folders(folder: Path) -> None:
     write_files(
         folder, {"no.yaml": "gone: {resources_servers: {goner: {entrypoint: app.py, domain: other}}}"}
     )
@@ -234,7 +234,7 @@ def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str
     assert expected in message
 
 
-def test_component_that_was_mended_loads_at_the_next_try(folder: Path) -> None:
+def test_repaired_component_loads_on_the_next_attempt(folder: Path) -> None:
     config = write_component(folder, "mended", "raise RuntimeError")
     load_error(config)
     write_component(folder, "mended")

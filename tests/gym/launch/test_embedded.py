@@ -72,7 +72,7 @@ def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
         ["+word={inner: 3}"],
     ],
 )
-def test_overrides_may_be_a_mapping_or_what_a_command_line_says(
+def test_overrides_may_be_a_mapping_or_command_line_arguments(
     folder: Path, overrides: dict[str, Any] | list[str]
 ) -> None:
     path = write_component(folder, "word_server")
@@ -98,7 +98,7 @@ def test_environment_sees_the_configuration_it_is_hosted_with(folder: Path) -> N
     assert asyncio.run(one_after_the_other()) == ["first", "second"]
 
 
-def test_configuration_is_there_when_a_module_is_imported_and_when_it_is_set_up(folder: Path) -> None:
+def test_configuration_is_available_at_import_and_at_setup(folder: Path) -> None:
     app = (
         "from nemo_gym.global_config import get_global_config_dict\n"
         + SERVER.replace("super().setup_webserver()", "super().setup_webserver()\n        at_setup()")
@@ -114,7 +114,7 @@ def test_configuration_is_there_when_a_module_is_imported_and_when_it_is_set_up(
     assert asyncio.run(open_and_call()) == ["hello", "hello"]
 
 
-def test_servers_opened_inside_others_leave_those_as_they_were(folder: Path) -> None:
+def test_nested_servers_leave_outer_ones_unchanged(folder: Path) -> None:
     outer_path = write_component(folder, "outer", RETURNS_WORD)
     inner_path = write_component(folder, "inner", RETURNS_WORD)
 
@@ -178,7 +178,7 @@ def test_lifespans_run_and_end(folder: Path) -> None:
     assert not up.exists()
 
 
-def test_lifespan_ends_as_usual_when_the_caller_is_in_trouble(folder: Path) -> None:
+def test_lifespan_ends_normally_when_the_caller_fails(folder: Path) -> None:
     path = write_component(folder, "unmoved", with_lifespan("pass"))
     up = folder / "resources_servers/unmoved/up"
 
@@ -210,7 +210,7 @@ def with_lifespan(start: str) -> str:
     )
 
 
-def test_client_reaches_nobody_once_the_servers_are_closed(folder: Path) -> None:
+def test_client_reaches_no_server_after_closing(folder: Path) -> None:
     path = write_component(folder, "closed")
 
     async def after() -> None:
@@ -287,7 +287,7 @@ BAD_INPUTS: dict[str, tuple[Break, type[ConfigError], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_INPUTS)
-def test_bad_input_is_an_error_of_its_kind_and_leaves_nothing_open(folder: Path, kind: str) -> None:
+def test_bad_input_is_an_error_of_its_own_type_and_leaves_nothing_open(folder: Path, kind: str) -> None:
     write_component(folder, "good")
     block = "{resources_servers: {good: {entrypoint: app.py, domain: other}}}"
     write_files(folder, {"good.yaml": f"good: {block}"})
@@ -394,7 +394,7 @@ class Server(SimpleResourcesServer):
 """
 
 
-def test_failed_judge_is_filed_though_the_application_is_the_environments_own(folder: Path) -> None:
+def test_failed_judge_is_recorded_with_a_custom_application(folder: Path) -> None:
     path = write_component(folder, "own_app", OWN_APP)
     row = {"responses_create_params": {"input": "?"}, "response": {"output": []}, "task": 7}
 

@@ -14,25 +14,25 @@ def shown(*parts: bytes) -> list[str]:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=20))
-def test_lines_are_the_same_however_the_bytes_arrive(parts: list[bytes]) -> None:
+def test_lines_do_not_depend_on_how_bytes_arrive(parts: list[bytes]) -> None:
     assert shown(*parts) == shown(b"".join(parts))
 
 
 @given(st.integers(0, len(SECRET)), st.integers(0, 3000))
-def test_no_part_of_a_secret_stands_at_a_cut(split: int, after: int) -> None:
+def test_truncated_text_contains_no_part_of_a_secret(split: int, after: int) -> None:
     line = b"x" * 70_000 + SECRET.encode() + b"y" * after
     at = 70_000 + split
     assert "".join(shown(line[:at], line[at:])) == "x" * 70_000 + "****" + "y" * after
 
 
-def test_long_line_comes_in_pieces_before_it_ends() -> None:
+def test_long_line_is_passed_on_in_pieces_before_its_end() -> None:
     lines = LogLines({SECRET})
     pieces = [piece for _ in range(100) for piece in lines.feed(b"z" * 10_000)]
     assert len(pieces) > 1
     assert "".join(pieces + lines.end()) == "z" * 1_000_000
 
 
-def test_character_at_a_cut_stays_whole() -> None:
+def test_text_is_not_cut_inside_a_character() -> None:
     text = "é" * 100_000
     data = text.encode()
     assert "".join(shown(data[:70_001], data[70_001:])) == text
@@ -46,5 +46,5 @@ def test_secret_may_be_longer_than_a_piece() -> None:
     assert "".join([line for part in parts for line in lines.feed(part)] + lines.end()) == "a****b"
 
 
-def test_bytes_that_are_no_text_are_shown_as_such() -> None:
+def test_bytes_that_are_not_text_are_shown_as_bytes() -> None:
     assert shown(b"a\xff\xfeb\r\n", b"next") == ["a\ufffd\ufffdb", "next"]

@@ -68,7 +68,7 @@ def test_requests_during_a_reload_succeed_with_the_weights_they_name(
         assert generation.log_probs[0] == pytest.approx(first[generation.weight_version], abs=0.05)
 
 
-def test_after_a_failed_reload_the_old_weights_stay(reloaded: Running, tmp_path: Path) -> None:
+def test_failed_reload_keeps_the_old_weights(reloaded: Running, tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_text("no weights")
 

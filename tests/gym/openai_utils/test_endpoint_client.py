@@ -131,7 +131,7 @@ def test_body_of_an_error_status_is_passed_on_unread() -> None:
 
 
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_failing_call_is_made_max_tries_times(tries: int) -> None:
+def test_failing_call_is_made_at_most_max_tries_times(tries: int) -> None:
     call = Call(web.Response(status=503), max_tries=tries)
     assert (call.error.status, call.tries) == (503, tries)
 

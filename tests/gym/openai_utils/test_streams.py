@@ -178,7 +178,7 @@ def test_chunks_are_not_changed() -> None:
     assert json.dumps(chunks) == before
 
 
-def test_whole_message_in_a_stream_is_used_once() -> None:
+def test_complete_message_in_a_stream_is_used_once() -> None:
     whole = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     assert only_choice({"choices": [whole]})["message"]["content"] == "hi"
     repeated = only_choice(chunk({"content": "hi"}), {"choices": [whole]})

@@ -48,7 +48,7 @@ def test_the_sum_neither_changes_nor_shares_its_arguments() -> None:
     assert summed is not None and summed.input_tokens_details is not one.input_tokens_details
 
 
-def test_counts_that_only_some_endpoints_send_are_summed_too() -> None:
+def test_optional_token_counts_are_summed() -> None:
     one = usage(cost=0.25, input_tokens_details={"cached_tokens": 1, "audio": {"seconds": 2}}, cached=True)
     other = usage(cost=0.5, searches=1, input_tokens_details={"audio": {"seconds": 3}}, tier="flex")
     total = dumped(accumulate_response_usage(one, other))

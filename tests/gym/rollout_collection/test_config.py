@@ -56,7 +56,7 @@ def test_defaults_of_the_other_classes() -> None:
     assert RolloutAggregationConfig(input_glob="*.jsonl", output_jsonl_fpath="o.jsonl").merge_shards is True
 
 
-def test_materialized_inputs_stand_beside_the_output() -> None:
+def test_materialized_inputs_are_written_next_to_the_output() -> None:
     config = RolloutCollectionConfig(**PATHS)
     assert config.materialized_jsonl_fpath == Path("results/out_materialized_inputs.jsonl")
 
@@ -138,7 +138,7 @@ BAD: list[tuple[str, Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "expected"), BAD)
-def test_bad_value_is_one_message_with_field_value_and_what_is_allowed(
+def test_error_for_a_bad_value_names_field_value_and_allowed_values(
     field: str, value: Any, expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -228,7 +228,7 @@ def test_help_shows_every_field_with_type_and_default(ng: Ng) -> None:
     "more",
     [["+limit=1"], ["--limit", "1"], ["++limit=1"], ["limit=1"], ["+limit=null", "+num_repeats=null"]],
 )
-def test_good_arguments_are_taken_in_every_spelling(
+def test_valid_arguments_are_accepted_in_every_syntax(
     ng: Ng, playground: Playground, arguments: list[str], more: list[str]
 ) -> None:
     done = ng("collect_rollouts", *arguments, *more)

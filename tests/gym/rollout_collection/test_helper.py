@@ -51,7 +51,7 @@ def test_rollouts_can_be_read_from_another_working_directory(
     assert rollouts[0]["reward"] == 1.0
 
 
-def test_materialized_input_is_exactly_what_the_agent_is_sent(playground: Playground) -> None:
+def test_agent_gets_exactly_the_materialized_input(playground: Playground) -> None:
     playground.write_input(row("a", n=2**70, words="é \ud83d", z=1.0), row("b"))
     playground.collect(num_repeats=2, num_repeats_add_seed=True)
     assert sorted(playground.bodies()) == sorted(playground.materialized.read_bytes().splitlines())
@@ -114,7 +114,7 @@ INDICES = '"_ng_task_index": 1, "_ng_rollout_index": 0, "agent_ref": {"name": "s
         '{"reward": 0.5, "text": "\\ud83d", ' + INDICES + "}",
     ],
 )
-def test_every_rollout_is_one_line_that_strict_readers_take(playground: Playground, body: str) -> None:
+def test_every_rollout_is_one_line_of_strict_json(playground: Playground, body: str) -> None:
     playground.set_response("1:0", body)
     assert len(playground.collect()) == 3
     with playground.output.open(encoding="utf-8") as file:  # text mode splits at every kind of line end
@@ -149,7 +149,7 @@ def test_response_that_is_not_a_scored_rollout_is_a_data_failure(playground: Pla
     assert len(failure["error_message"]) <= 2000
 
 
-def test_failure_says_what_happened_and_nothing_that_could_be_averaged(playground: Playground) -> None:
+def test_failure_has_a_message_and_no_numbers_to_average(playground: Playground) -> None:
     playground.set_response("1:0", "the agent is down", status=503)
     playground.collect()
     [failure] = records_of(playground.failures)
@@ -167,7 +167,7 @@ def test_failure_says_what_happened_and_nothing_that_could_be_averaged(playgroun
     }
 
 
-def test_failure_that_the_agent_declares_goes_to_the_failures_and_is_never_averaged(
+def test_failure_declared_by_the_agent_is_recorded_and_not_averaged(
     playground: Playground,
 ) -> None:
     playground.set_response("1:0", reward=-100.0, _ng_failure_class="bad_weather")
@@ -180,7 +180,7 @@ def test_failure_that_the_agent_declares_goes_to_the_failures_and_is_never_avera
     assert metrics["agent_metrics"]["mean/reward"] == 1.0
 
 
-def test_run_says_what_it_will_do(playground: Playground, capsys: Capture) -> None:
+def test_run_prints_its_plan(playground: Playground, capsys: Capture) -> None:
     (playground.folder / "prompt.yaml").write_text("user: '{q}'")
     playground.write_input({"q": 1}, {"q": 2}, {"q": 3})
     playground.collect(
@@ -219,13 +219,13 @@ def test_parameter_that_is_nearly_one_of_the_api_is_warned_of(
     assert all(json.loads(body)["responses_create_params"][name] == 7 for body in playground.bodies())
 
 
-def test_parameters_of_the_endpoint_itself_are_no_mistake(playground: Playground, capsys: Capture) -> None:
+def test_known_endpoint_parameters_cause_no_warning(playground: Playground, capsys: Capture) -> None:
     names = ("top_k", "min_p", "stop", "n", "logprobs", "repetition_penalty", "extra_body", "seed", "store")
     playground.collect(responses_create_params=dict.fromkeys(names, 1))
     assert "warning" not in capsys.readouterr().err
 
 
-def test_agent_that_is_not_there_is_refused_with_the_nearest_before_anything_starts(
+def test_unknown_agent_is_refused_with_the_closest_name_before_anything_starts(
     playground: Playground,
 ) -> None:
     with pytest.raises(ValueError, match="did you mean scripted"):
@@ -314,7 +314,7 @@ async def run_all(endpoint: ScriptedEndpoint, rows: list[Row], **options: Any) -
         return [await one for one in RolloutCollectionHelper().run_examples(rows, **options)]
 
 
-def test_examples_come_back_in_the_order_in_which_they_are_done() -> None:
+def test_examples_are_returned_in_order_of_completion() -> None:
     rows = examples("a", "b")
     with SlowEndpoint(enough=2) as endpoint:
         pairs = asyncio.run(run_all(endpoint, rows))
@@ -323,7 +323,7 @@ def test_examples_come_back_in_the_order_in_which_they_are_done() -> None:
     assert all(one["agent_ref"] == {"name": CALCULATOR_AGENT} for _, one in pairs)
 
 
-def test_example_that_fails_raises_and_the_others_come_all_the_same() -> None:
+def test_failed_example_raises_and_the_others_are_still_returned() -> None:
     async def run() -> tuple[int, list[ServerCallError]]:
         done, errors = 0, []
         async with nemo_gym.open_servers(CALCULATOR, endpoint.settings):
@@ -396,13 +396,13 @@ def test_client_is_that_of_the_servers_that_are_open() -> None:
         asyncio.run(run())
 
 
-def test_client_of_a_missing_head_server_is_an_error_that_says_so() -> None:
+def test_missing_head_server_is_an_error_that_says_so() -> None:
     head = BaseServerConfig(host="127.0.0.1", port=free_port())
     with pytest.raises(HeadServerUnreachableError, match=str(head.port)):
         RolloutCollectionHelper().setup_server_client(head)
 
 
-def test_cache_gives_what_is_left_and_what_is_done_in_the_order_of_the_output(playground: Playground) -> None:
+def test_remaining_and_finished_rollouts_are_in_output_order(playground: Playground) -> None:
     playground.set_response("1:0", "[]")
     playground.set_response("2:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
     playground.collect(num_repeats=2)
@@ -444,7 +444,7 @@ def test_metrics_of_results_are_written_by_agent(playground: Playground) -> None
     assert path is not None and json.loads(path.read_text()) == []
 
 
-def test_summary_of_a_row_leaves_out_what_is_not_there() -> None:
+def test_summary_of_a_row_omits_missing_fields() -> None:
     whole = row(agent_ref={"name": "a", "type": "b"}, _ng_task_index=0, _ng_rollout_index=2, secret="x")
     assert _rollout_request_debug_summary(whole) == {
         "_ng_task_index": 0,
@@ -457,7 +457,7 @@ def test_summary_of_a_row_leaves_out_what_is_not_there() -> None:
     }
 
 
-def test_rollouts_of_an_output_that_was_replaced_say_so(playground: Playground) -> None:
+def test_rollouts_of_a_replaced_output_raise_an_error(playground: Playground) -> None:
     first = playground.collect()
     playground.collect()
     with pytest.raises(InputError, match="is no longer the file that these rollouts were read from"):

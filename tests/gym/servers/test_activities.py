@@ -53,7 +53,7 @@ class Process:
         return body
 
 
-def test_process_tells_what_its_rollouts_wait_for_and_how_many_calls_their_endpoints_get() -> None:
+def test_process_reports_waiting_rollouts_and_endpoint_limits() -> None:
     async def run() -> None:
         process = Process()
         assert await process.report() == {"rollouts": [], "limits": {}}

@@ -107,7 +107,7 @@ async def close(client: ServerClient, cookies: dict[str, str]) -> int:
     return (await client.post("it", "/close_session", cookies=cookies)).status
 
 
-def test_closing_frees_what_the_environment_holds_once() -> None:
+def test_closing_frees_the_state_of_the_environment_once() -> None:
     async def check(client: ServerClient, server: Rooms) -> None:
         cookies, other = await seed(client), await seed(client)
         assert [await close(client, cookies) for _ in range(3)] == [204, 204, 204]
@@ -118,7 +118,7 @@ def test_closing_frees_what_the_environment_holds_once() -> None:
 
 
 @pytest.mark.parametrize("cookies", [{}, {COOKIE: "0" * 32}, {COOKIE: "made up"}])
-def test_closing_a_session_that_never_began_is_204_too(cookies: dict[str, str]) -> None:
+def test_closing_a_session_that_never_began_responds_with_204(cookies: dict[str, str]) -> None:
     async def check(client: ServerClient, server: Rooms) -> None:
         assert await close(client, cookies) == 204
         assert server.closed == []
@@ -154,7 +154,7 @@ def test_seeding_with_the_cookie_of_a_closed_session_begins_a_new_one() -> None:
 
 
 @pytest.mark.fast_path  # through the application, every request opens a session
-def test_cookie_says_whether_the_server_keeps_something() -> None:
+def test_cookie_marks_kept_sessions() -> None:
     async def check(client: ServerClient, server: Rooms) -> None:
         weather = await client.post("it", "/weather", json={})
         value = weather.cookies[COOKIE].value
@@ -261,7 +261,7 @@ def test_dropped_session_is_closed_and_refused_with_410() -> None:
     asyncio.run(run())
 
 
-def test_middleware_of_an_environment_sees_the_closing_too() -> None:
+def test_middleware_of_an_environment_sees_close_session() -> None:
     paths = []
     server = rooms()
     app = server.setup_webserver()

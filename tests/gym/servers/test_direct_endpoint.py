@@ -89,7 +89,7 @@ async def three_ways(call: Call) -> list[Observed]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_route_answers_as_fastapi_does(path: str) -> None:
+def test_every_route_responds_as_fastapi_does(path: str) -> None:
     call = call_for(path.replace("{number}", "7"), GOOD)
 
     async def run() -> tuple[Observed | str, list[Observed]]:
@@ -111,7 +111,7 @@ def test_every_route_answers_as_fastapi_does(path: str) -> None:
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:25].decode("latin-1"))
 @pytest.mark.parametrize("path", ["/plain_item", "/plain_any", "/plain_loose", "/plain_optional", "/depends"])
-def test_every_body_is_taken_or_refused_as_by_fastapi(path: str, body: bytes) -> None:
+def test_every_body_is_accepted_or_refused_as_by_fastapi(path: str, body: bytes) -> None:
     async def run() -> tuple[Observed | str, list[Observed]]:
         return await plain_fastapi(call_for(path, body)), await three_ways(call_for(path, body))
 
@@ -126,7 +126,7 @@ def test_every_body_is_taken_or_refused_as_by_fastapi(path: str, body: bytes) ->
     "content_type",
     ["application/json; charset=utf-8", "application/vnd.x+json", "text/plain", "application/octet-stream"],
 )
-def test_every_content_type_is_taken_or_refused_as_by_fastapi(content_type: str) -> None:
+def test_every_content_type_is_accepted_or_refused_as_by_fastapi(content_type: str) -> None:
     call = call_for("/plain_item", GOOD, content_type)
 
     async def run() -> tuple[Observed | str, list[Observed]]:
@@ -137,7 +137,7 @@ def test_every_content_type_is_taken_or_refused_as_by_fastapi(content_type: str)
 
 
 @pytest.mark.parametrize("name", ["Upper", "trap", "fine"])
-def test_failure_of_a_validator_is_an_answer(name: str) -> None:
+def test_failure_of_a_validator_is_a_response(name: str) -> None:
     call = call_for("/plain_picky", json.dumps({"name": name}).encode())
     responses = asyncio.run(three_ways(call))
     assert responses == [responses[0]] * 3
@@ -150,7 +150,7 @@ def test_exactly_the_plain_routes_need_no_application() -> None:
     assert direct == {path for path in [*PATHS, "/plain_get"] if path.startswith("/plain_")}
 
 
-def test_validation_error_says_where_and_what() -> None:
+def test_validation_error_names_field_and_problem() -> None:
     response = asyncio.run(HOSTED.send(call_for("/plain_item", b'{"price": 1}')))
     assert (response.status, json.loads(response._body)) == (
         422,

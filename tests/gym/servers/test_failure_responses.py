@@ -123,7 +123,9 @@ def test_endpoint_response_that_is_not_json_is_infrastructure() -> None:
     assert "<html>busy" in asyncio.run(response.text())
 
 
-def test_exception_of_an_environment_is_data_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_an_environment_is_a_data_failure_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     response = run_row(lambda request: [message("hi")], BrokenEnvironment)
     assert cause_of(response) == (500, "tools", 500, "data")
     assert "no key for task 7" in asyncio.run(response.text())

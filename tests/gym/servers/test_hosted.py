@@ -16,7 +16,7 @@ from nemo_gym.servers.hosted import HostedServer
 from tests.gym.servers.serving import local_client, new_app, over_both, post, served, served_config
 
 
-def test_neither_side_can_change_what_the_other_holds() -> None:
+def test_neither_side_can_modify_objects_of_the_other() -> None:
     app = new_app()
     received: list[dict[str, Any]] = []
     state = {"list": [1]}
@@ -91,7 +91,7 @@ def stateful() -> FastAPI:
     return app
 
 
-def test_what_the_lifespan_gives_is_on_every_request() -> None:
+def test_lifespan_state_is_available_on_every_request() -> None:
     async def local() -> list[str]:
         server = HostedServer("it", stateful())
         async with server.lifespan():
@@ -143,7 +143,7 @@ def test_stream_arrives_whole_or_is_an_error_on_both_transports(
         assert [record.getMessage() for record in logged] == ["it: RuntimeError('the stream broke')"]
 
 
-def test_answer_over_http_does_not_wait_for_its_background_task() -> None:
+def test_response_over_http_does_not_wait_for_its_background_task() -> None:
     responded = threading.Event()
     waited: list[bool] = []
 
@@ -164,7 +164,7 @@ def test_answer_over_http_does_not_wait_for_its_background_task() -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 5_000_000])
-def test_large_body_goes_both_ways_on_both_transports(size: int) -> None:
+def test_large_body_passes_in_both_directions_on_both_transports(size: int) -> None:
     def app() -> FastAPI:
         it = new_app()
 
@@ -179,7 +179,7 @@ def test_large_body_goes_both_ways_on_both_transports(size: int) -> None:
         assert asyncio.run(response.json()) == {"text": "é" * (2 * size)}
 
 
-def test_thousand_concurrent_calls_each_get_their_own_answer() -> None:
+def test_thousand_concurrent_calls_get_their_own_responses() -> None:
     app = new_app()
     gate = asyncio.Event()
     inside = 0
@@ -202,7 +202,7 @@ def test_thousand_concurrent_calls_each_get_their_own_answer() -> None:
     assert asyncio.run(run()) == [{"n": number} for number in range(1000)]
 
 
-def test_caller_that_gives_up_cancels_the_endpoint_and_leaves_no_session_in_use() -> None:
+def test_cancelled_caller_cancels_the_endpoint_and_leaves_no_session_in_use() -> None:
     app = new_app()
     started, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -257,7 +257,7 @@ def test_stream_ends_when_its_caller_leaves() -> None:
         assert ended.wait(5)
 
 
-def test_answer_in_process_does_not_wait_for_its_background_task() -> None:
+def test_response_in_process_does_not_wait_for_its_background_task() -> None:
     done: list[str] = []
     it = new_app()
 

@@ -156,7 +156,7 @@ def test_sessions_are_closed_after_a_failed_run_and_the_error_is_the_runs(transp
 
 @pytest.mark.parametrize("agent", ["plain", "with an application of its own"])
 @pytest.mark.parametrize("row", [{"breaks": True}, {"passes_cookies": False}])
-def test_session_that_began_in_a_nested_call_is_closed_though_the_agent_does_not_hand_it_on(
+def test_session_of_a_nested_call_is_closed_without_its_cookie_being_passed_on(
     transport: str, agent: str, row: dict[str, Any]
 ) -> None:
     world = World(agent=Walker if agent == "plain" else WithAppOfItsOwn)
@@ -202,7 +202,7 @@ def test_cancelled_run_does_not_wait_for_its_sessions_to_close() -> None:
     asyncio.run(run())
 
 
-def test_slow_closing_delays_a_run_by_the_timeout_only_and_goes_on(transport: str) -> None:
+def test_slow_closing_delays_a_run_by_the_timeout_only_and_continues(transport: str) -> None:
     world = World(close_session_timeout_s=0.05)
     world.rooms.closing_s = 0.5
 
@@ -246,7 +246,7 @@ class WithAppOfItsOwn(Walker):
 
 
 @pytest.mark.parametrize("row", [{}, {"fails": True}])
-def test_agent_with_an_application_of_its_own_closes_too(transport: str, row: dict[str, Any]) -> None:
+def test_agent_with_its_own_application_closes_sessions(transport: str, row: dict[str, Any]) -> None:
     world = World(agent=WithAppOfItsOwn)
 
     async def run() -> None:
@@ -273,7 +273,7 @@ def foreign_env(status: int, calls: list[str]) -> FastAPI:
     return app
 
 
-def test_server_without_the_route_is_asked_once_and_skipped_then(
+def test_server_without_the_route_is_called_once_and_then_skipped(
     transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[str] = []
@@ -291,7 +291,7 @@ def test_server_without_the_route_is_asked_once_and_skipped_then(
     assert not caplog.records
 
 
-def test_failed_closing_never_changes_the_result_and_is_reported_once(
+def test_failed_closing_does_not_change_the_result_and_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls: list[str] = []

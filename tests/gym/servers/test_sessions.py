@@ -71,7 +71,7 @@ def test_two_callers_never_see_each_others_session(path: str) -> None:
     asyncio.run(run())
 
 
-def test_content_is_there_on_the_next_request_whichever_way_it_goes() -> None:
+def test_session_content_is_kept_for_the_next_request_on_both_transports() -> None:
     async def run() -> Any:
         caller = Caller(local_client(it=HostedServer("it", note_app())))
         await caller.post("/put", {"a": 1})
@@ -128,7 +128,7 @@ def test_id_that_is_not_one_of_ours_is_replaced(foreign: str) -> None:
     assert session[SESSION_ID_KEY] == session.id
 
 
-def test_id_of_ours_is_kept_though_nothing_was_stored_under_it() -> None:
+def test_known_session_id_is_kept_without_stored_content() -> None:
     store = SessionStore("c")
     store.close(store.open(ID))
     assert store.identify(ID) == ID
@@ -142,7 +142,7 @@ def test_concurrent_requests_of_a_caller_share_one_dictionary() -> None:
     assert store.open(ID) is second
 
 
-def test_concurrent_requests_share_one_dictionary_though_one_clears_it() -> None:
+def test_concurrent_requests_share_one_dictionary_after_one_clears_it() -> None:
     store = SessionStore("c")
     first = store.open(ID)
     first.clear()
@@ -155,7 +155,7 @@ def test_concurrent_requests_share_one_dictionary_though_one_clears_it() -> None
     assert store.open(ID)["a"] == 1
 
 
-def test_concurrent_requests_keep_what_each_wrote_whoever_ends_first() -> None:
+def test_concurrent_requests_keep_what_each_wrote_in_any_order() -> None:
     store = SessionStore("c")
     first, second = store.open(ID), store.open(ID)
     first["a"] = 1
@@ -166,7 +166,7 @@ def test_concurrent_requests_keep_what_each_wrote_whoever_ends_first() -> None:
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_session_with_nothing_but_its_id_costs_no_memory_after_the_request(emptied: bool) -> None:
+def test_empty_session_uses_no_memory_after_the_request(emptied: bool) -> None:
     store = SessionStore("c")
     for _ in range(100):
         session = store.open(store.identify(None))
@@ -235,19 +235,19 @@ def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
     assert store.open(ID) is held
 
 
-def test_worker_marks_the_sessions_it_begins_and_takes_those_of_others() -> None:
+def test_worker_marks_its_sessions_and_accepts_those_of_others() -> None:
     store = SessionStore("c", worker=3)
     assert re.fullmatch(r"3w[0-9a-f]{32}", store.open(store.identify(None)).id)
     assert store.identify(f"1w{ID}") == f"1w{ID}"
 
 
-def test_cookie_of_another_server_is_not_taken_for_its_own() -> None:
+def test_cookie_of_another_server_is_ignored() -> None:
     store = SessionStore("ng_session_a")
     assert store.cookie_in(f"ng_session_ab={ID}") is None
     assert store.cookie_in(f"x=1; ng_session_a={ID}; y=2") == ID
 
 
-def test_request_of_an_endpoint_that_wants_no_session_opens_none() -> None:
+def test_endpoint_without_session_use_opens_no_session() -> None:
     async def run() -> None:
         server = HostedServer("it", note_app())
         client = local_client(it=server)
@@ -259,7 +259,7 @@ def test_request_of_an_endpoint_that_wants_no_session_opens_none() -> None:
     asyncio.run(run())
 
 
-def test_session_with_content_is_in_use_though_the_endpoint_wants_none() -> None:
+def test_session_with_content_is_in_use_during_any_endpoint() -> None:
     async def run() -> None:
         server = HostedServer("it", note_app())
         caller = Caller(local_client(it=server))

@@ -98,7 +98,7 @@ def test_dropped_history_is_refused() -> None:
         log_of(two_turns(second_prompt=[5, 6, 7]))
 
 
-def test_call_that_sampled_nothing_is_part_of_the_next_prompt() -> None:
+def test_call_without_sampled_tokens_is_part_of_the_next_prompt() -> None:
     full_result = two_turns(first=[], first_log_probs=[])
     assert log_of(full_result) == [("user", [5, 6, 7, 9, 8]), ("assistant", [4])]
     untouched = gym_result(full_result, ToyTokenizer())["full_result"]["response"]["output"][1]

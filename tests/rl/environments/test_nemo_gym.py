@@ -121,7 +121,7 @@ def with_gym(use: Callable[[NemoGym], Awaitable[Any]], **options: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_results_come_as_rows_finish_and_the_last_one_has_the_times() -> None:
+def test_results_are_yielded_as_rows_finish_and_the_last_has_the_times() -> None:
     async def use(gym: NemoGym) -> None:
         slow, quick, middle = row(0, takes_s=0.2), row(1), row(2, takes_s=0.1)
         given = await streamed(gym, slow, quick, middle)
@@ -232,7 +232,7 @@ def test_response_that_is_not_an_object_is_refused_with_its_row() -> None:
     assert error.__notes__ == ["in the response for row 0"]
 
 
-def test_row_that_takes_too_long_is_an_outage() -> None:
+def test_row_that_takes_too_long_is_an_infrastructure_failure() -> None:
     async def use(gym: NemoGym) -> None:
         with pytest.raises(GymTransportError, match=r"no response to POST /run within 0\.05 s"):
             await streamed(gym, row(0, takes_s=10))
@@ -262,7 +262,7 @@ def test_rollout_that_is_declared_failed_raises_by_its_kind(
     assert as_one_text(error)
 
 
-def test_unknown_agent_is_named_with_the_known_ones() -> None:
+def test_unknown_agent_is_an_error_that_lists_the_known_ones() -> None:
     async def use(gym: NemoGym) -> None:
         with pytest.raises(ConfigError, match=r"'absent'; known servers: playing"):
             await streamed(gym, row(0, agent_ref={"name": "absent"}))
@@ -342,7 +342,7 @@ async def opened_twice() -> AsyncIterator[NemoGym]:
         yield gym
 
 
-def test_handle_can_be_reopened_and_a_closed_one_says_so() -> None:
+def test_handle_can_be_reopened_and_refuses_calls_when_closed() -> None:
     async def use() -> None:
         async with opened_twice() as gym:
             assert len(await streamed(gym, row(0))) == 1

@@ -24,7 +24,7 @@ SECOND = call([1, 2, 3, 9, 4], [5, 9])
 THIRD = call([1, 2, 3, 9, 4, 5, 9, 6], [7, 9])
 
 
-def test_calls_in_any_order_are_put_in_order() -> None:
+def test_calls_are_sorted() -> None:
     captured = rebuilt([THIRD, FIRST, SECOND, FIRST])
     assert captured.calls == [FIRST, SECOND, THIRD] and captured.mask_reason is None
     assert [item["generation_token_ids"] for item in captured.items()] == [[3, 9], [5, 9], [7, 9]]
@@ -50,7 +50,7 @@ def test_ambiguous_calls_are_masked(calls: list[Any], reason: str) -> None:
     assert captured.calls
 
 
-def test_calls_that_sampled_nothing_are_ignored() -> None:
+def test_calls_without_sampled_tokens_are_ignored() -> None:
     assert rebuilt([]).calls == []
     assert rebuilt([FIRST, call([1, 2], [])]).calls == [FIRST]
 

@@ -114,7 +114,7 @@ def test_worked_examples_are_not_among_the_questions() -> None:
         ("\n zovo\n", False),
     ],
 )
-def test_copy_is_the_word_alone_on_a_complete_line(answer: str, is_right: bool) -> None:
+def test_copy_must_be_the_only_word_on_a_complete_line(answer: str, is_right: bool) -> None:
     assert is_copy(answer, "zovo") is is_right
 
 

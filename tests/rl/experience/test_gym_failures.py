@@ -214,7 +214,7 @@ def test_unusable_result_fails_only_its_row() -> None:
     assert list(shrunk(play).failures) == [0]
 
 
-def test_row_that_hangs_times_out_alone() -> None:
+def test_hanging_row_times_out_without_affecting_others() -> None:
     async def play(row: Row) -> dict[str, Any]:
         await asyncio.sleep(10 if row["_rowidx"] == 2 else 0)
         return result()

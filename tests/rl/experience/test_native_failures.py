@@ -266,9 +266,7 @@ def test_rollout_that_adds_no_tokens_fails() -> None:
         (Turn([]), Step(""), 2),
     ],
 )
-def test_rollout_that_ends_by_itself_may_end_without_new_tokens(
-    last_turn: Turn, last_step: Step, cap: int
-) -> None:
+def test_terminated_rollout_may_end_without_new_tokens(last_turn: Turn, last_step: Step, cap: int) -> None:
     record, _, _ = run([[Turn([]), last_turn]], [Step(""), last_step], max_rollout_turns=cap)
     assert record.rollout_metrics["total_turns"] == 2
 

@@ -284,7 +284,7 @@ def test_error_while_removing_a_slot_does_not_hide_the_original_error() -> None:
         push(manager)
 
 
-def test_trainer_takes_groups_oldest_first_and_none_that_is_stale() -> None:
+def test_trainer_takes_oldest_groups_first_and_skips_stale_ones() -> None:
     async def play() -> None:
         buffer = PromptGroupBuffer(max_weight_lag=1)
         for version in (0, 2, 3):

@@ -74,7 +74,7 @@ def test_model_can_be_trained_and_saved(tiny: Policy, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again), logits(model))
 
 
-def test_tokenizer_keeps_digits_and_markup_apart_and_has_the_chat_template(tiny: Policy) -> None:
+def test_tokenizer_separates_digits_and_markup_and_has_the_chat_template(tiny: Policy) -> None:
     tokenizer = tiny.tokenizer
     tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode("hello  7<|im_end|>"))
     assert tokens == ["hello", "ĠĠ", "7", "<|im_end|>"]
@@ -114,7 +114,7 @@ def test_export_follows_the_gguf_format(tiny: Policy, tmp_path: Path) -> None:
     assert after == before | {"general.file_type": 1}
 
 
-def test_policy_that_diverged_is_not_exported_and_the_last_export_stays(tiny: Policy, tmp_path: Path) -> None:
+def test_diverged_policy_is_not_exported_and_the_last_export_is_kept(tiny: Policy, tmp_path: Path) -> None:
     output = tmp_path / "out" / "exported.gguf"
     export_gguf(tiny, output)
     content = output.read_bytes()

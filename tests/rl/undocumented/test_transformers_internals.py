@@ -15,7 +15,7 @@ def test_probe_passes_with_the_pinned_version() -> None:
     assert isinstance(new_store(2, 8), SlotCache)
 
 
-def test_check_leaves_the_random_numbers_of_the_process_alone() -> None:
+def test_check_does_not_change_the_random_state_of_the_process() -> None:
     before = torch.random.get_rng_state()
     transformers_internals._check()
     assert torch.equal(torch.random.get_rng_state(), before)

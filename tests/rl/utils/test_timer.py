@@ -30,7 +30,7 @@ def test_label_cannot_be_started_or_stopped_twice() -> None:
         timer.stop("a")
 
 
-def test_a_block_that_raises_is_measured_too() -> None:
+def test_block_that_raises_is_measured() -> None:
     timer = Timer()
     with pytest.raises(LookupError), timer.time("a"):
         raise LookupError

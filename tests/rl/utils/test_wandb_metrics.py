@@ -8,7 +8,7 @@ from nemo_rl.experience.metrics import stats
 from nemo_rl.utils.wandb_metrics import as_wandb
 
 
-def test_histograms_and_tables_become_wandb_objects_and_numbers_stay() -> None:
+def test_histograms_and_tables_become_wandb_objects_and_numbers_are_unchanged() -> None:
     table = {"columns": ["Full result"], "data": [["{}"], ["{}"]]}
     metrics = stats([1.0, 0.0], 2, "total_reward") | {"calc/full_result": table, "workers": {0: 3}}
     shown = as_wandb(metrics)

@@ -130,7 +130,7 @@ THOUGHT = "<think>\nTwo and two, hm.\n</think>\n\n"
         ("unknown", text_turns("It is 4.<|im_end|>", START + ASK + "It was 5, or 6.<|im_end|>" + NEXT)),
     ],
 )
-def test_the_likely_cause_is_told_from_texts(
+def test_likely_cause_is_derived_from_texts(
     tmp_path: Path, tokenizer: Path, cause: str, turns: list[Turn]
 ) -> None:
     assert cause in CAUSES
@@ -219,7 +219,7 @@ LONG = list(range(100, 140))
         ("unknown", [7, 8, 9, 10, 11, 3], [*LONG, 7, 8, 70, 71, 72, 3, 60], [message()]),
     ],
 )
-def test_without_texts_the_ids_still_tell_some_causes(
+def test_ids_without_texts_still_show_some_causes(
     tmp_path: Path, cause: str, said: list[int], prompt: list[int], items: list[dict[str, Any]]
 ) -> None:
     found = check(tmp_path, played([(LONG, said, items), (prompt, [1], [message()])]))
@@ -227,7 +227,7 @@ def test_without_texts_the_ids_still_tell_some_causes(
     assert found.breaks[0].seen_text is None
 
 
-def test_what_a_user_wrote_is_not_taken_for_the_models_own(tmp_path: Path) -> None:
+def test_text_of_a_user_is_not_mistaken_for_text_of_the_model(tmp_path: Path) -> None:
     user = {"type": "message", "role": "user", "content": "Go on"}
     turns: list[Turn] = [
         (LONG, [7, 3], [message()]),

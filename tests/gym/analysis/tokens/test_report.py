@@ -24,7 +24,7 @@ from tests.support.token_rollouts import (
 )
 
 
-def test_a_rollout_whose_turns_go_on_with_all_tokens_is_clean(tmp_path: Path) -> None:
+def test_rollout_whose_turns_extend_all_earlier_tokens_is_clean(tmp_path: Path) -> None:
     output = played([([1, 2], [3, 4], [call()]), ([1, 2, 3, 4, 5], [6], [REASONING, message()])])
     found = check(tmp_path, output)
     assert found.is_clean
@@ -34,7 +34,7 @@ def test_a_rollout_whose_turns_go_on_with_all_tokens_is_clean(tmp_path: Path) ->
     assert found.trainable_rollouts == 1
 
 
-def test_a_prompt_that_is_all_that_was_seen_and_no_more_goes_on_with_it(tmp_path: Path) -> None:
+def test_prompt_equal_to_all_earlier_tokens_is_not_a_break(tmp_path: Path) -> None:
     assert check(tmp_path, played([([1], [2], [call()]), ([1, 2], [3], [message()])])).is_clean
 
 
@@ -53,7 +53,7 @@ def test_a_rollout_without_a_response_is_one_without_token_ids(tmp_path: Path, r
     assert report_tokens(path).rollouts_without_tokens == 1
 
 
-def test_a_break_says_where_it_is_and_what_stands_there(tmp_path: Path) -> None:
+def test_break_is_reported_with_its_position_and_tokens(tmp_path: Path) -> None:
     fine = [{**message(), **bundle([1], [2])}]
     found = check(
         tmp_path, fine, played([([1, 2, 3], [4, 5, 6], [call()]), ([1, 2, 3, 4, 9, 6, 7], [8], [message()])])
@@ -79,14 +79,14 @@ def test_after_a_break_each_turn_is_compared_with_the_one_before_it(tmp_path: Pa
     assert [one.turn for one in found.breaks] == [2, 4]
 
 
-def test_all_breaks_are_counted_and_as_many_shown_as_asked_for(tmp_path: Path) -> None:
+def test_all_breaks_are_counted_and_the_requested_number_is_shown(tmp_path: Path) -> None:
     broken = played([([1, 2], [3], [call()]), ([5, 5, 5, 5], [4], [message()])])
     for most in (0, 2):
         found = check(tmp_path, *[broken] * 4, most_breaks=most)
         assert (found.break_count, sum(found.causes.values()), len(found.breaks)) == (4, 4, most)
 
 
-def test_texts_that_stand_in_the_rollout_are_used(tmp_path: Path) -> None:
+def test_texts_in_the_rollout_are_used(tmp_path: Path) -> None:
     texts = {"prompt_str": "Ask: ", "generation_str": "It is 36."}
     output = [
         {**message(), **bundle([1, 2], [3, 4, 5]), **texts},
@@ -103,7 +103,7 @@ def test_texts_that_stand_in_the_rollout_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cause", "prompt"), [("prompt_changed", "Ask : It is 36. And?"), ("whitespace", "Ask: It  is 36. And?")]
 )
-def test_texts_tell_a_first_prompt_that_changed_from_the_generation_after_it(
+def test_texts_distinguish_a_changed_first_prompt_from_a_changed_generation(
     tmp_path: Path, cause: str, prompt: str
 ) -> None:
     output = [
@@ -139,7 +139,7 @@ def test_texts_beside_log_probabilities_are_used(tmp_path: Path, end: list[int])
     assert one.cause == "retokenised"
 
 
-def test_ids_in_place_of_texts_are_no_texts(tmp_path: Path) -> None:
+def test_ids_in_place_of_texts_are_not_used_as_texts(tmp_path: Path) -> None:
     item = message("x")
     item["content"][0]["logprobs"] = [{"token": "token_id:10", "logprob": -1.0}]
     output = [{**item, **bundle([1], [10])}, {**message(), **bundle([1, 11, 5], [12])}]
@@ -221,9 +221,7 @@ def test_every_defect_is_counted_and_the_first_places_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("broken", [{"prompt_token_ids": None}, {"generation_token_ids": [-1]}])
-def test_turns_next_to_ids_that_cannot_be_compared_are_counted_apart(
-    tmp_path: Path, broken: dict[str, Any]
-) -> None:
+def test_turns_next_to_invalid_ids_are_counted_separately(tmp_path: Path, broken: dict[str, Any]) -> None:
     output = [
         {**message(), **bundle([1], [2])},
         {**message(), **bundle([1, 2], [3]), **broken},
@@ -298,7 +296,7 @@ def test_rollouts_without_key_and_agent_are_checked_and_named_by_their_line(
     assert [(one.line, one.key) for one in found.defects["nan_log_probs"].first] == [(2, None)]
 
 
-def test_a_rollout_with_a_key_needs_no_agent_and_still_stands_there_once(tmp_path: Path) -> None:
+def test_rollout_with_a_key_needs_no_agent_but_must_be_unique(tmp_path: Path) -> None:
     output = [{**message(), **bundle([1], [2])}]
     one = keyless(output, _ng_task_index=4, _ng_rollout_index=2)
     path = write(tmp_path / "rollouts.jsonl", [keyless(output), one, keyless(output)])
@@ -309,7 +307,7 @@ def test_a_rollout_with_a_key_needs_no_agent_and_still_stands_there_once(tmp_pat
     assert report_tokens(path, bad_lines=BadLines(are_skipped=True)).rollouts == 2
 
 
-def test_a_line_with_neither_key_nor_response_is_no_rollout(tmp_path: Path) -> None:
+def test_line_with_neither_key_nor_response_is_not_a_rollout(tmp_path: Path) -> None:
     task = {"responses_create_params": {"input": "Add."}, "agent_ref": {"name": "adder"}}
     path = write(tmp_path / "tasks.jsonl", [task])
     with pytest.raises(InputError, match=r"tasks.jsonl:1: not a rollout: .*response.*; give a rollouts file"):

@@ -69,14 +69,14 @@ WHOLE = gguf([b"a", b"b"], [1, 1], b"gpt2")
         + struct.pack("<IQ", 9, 1) * 5000,
     ],
 )
-def test_a_gguf_file_that_is_broken_is_one_complaint(tmp_path: Path, content: bytes) -> None:
+def test_broken_gguf_file_is_one_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"model.gguf: cannot read a vocabulary .*\+tokenizer="):
         read_vocabulary(path)
 
 
-def test_a_tokenizer_is_found_in_its_folder_and_says_what_is_special(tmp_path: Path) -> None:
+def test_tokenizer_is_found_in_its_folder_with_its_special_tokens(tmp_path: Path) -> None:
     added = [{"id": 1, "content": "<|im end|>", "special": True}, {"id": 2, "content": "<think>"}]
     data = {"model": {"vocab": {"ĠHi": 0}}, "pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": added}
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
@@ -100,14 +100,14 @@ def test_the_kinds_of_tokenizer_json_are_read(tmp_path: Path, model: Any, decode
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"model": {}}', '{"model": {"vocab": 3}}'])
-def test_what_is_no_tokenizer_is_one_complaint(tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_a_tokenizer_is_one_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"tokenizer.json: neither GGUF nor a tokenizer.json.*\+tokenizer="):
         read_vocabulary(path)
 
 
-def test_a_tokenizer_that_is_not_there_is_one_complaint(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone: cannot be read: No such file.*takes a GGUF file"):
         read_vocabulary(tmp_path / "gone")
     with pytest.raises(InputError, match=r"tokenizer.json: cannot be read"):

@@ -35,13 +35,13 @@ def content(folder: Path) -> dict[str, tuple[bytes, int]]:
 AGENTS = Servers({"scripted": {"responses_api_agents": {"scripted": {"entrypoint": "app.py"}}}})
 
 
-def test_agents_are_checked_where_there_are_servers(playground: Playground) -> None:
+def test_agents_are_checked_if_servers_are_known(playground: Playground) -> None:
     assert "checked" not in dry_run_text(playground, AGENTS)
     with pytest.raises(ConfigError, match=r"no agent 'scripte' among the servers.*did you mean scripted"):
         dry_run_text(playground, AGENTS, agent_name="scripte")
 
 
-def test_without_servers_it_says_that_agents_were_not_checked(playground: Playground) -> None:
+def test_without_servers_dry_run_says_that_agents_were_not_checked(playground: Playground) -> None:
     text = dry_run_text(playground, None, agent_name="unknown")
     assert "unknown: 3 rollouts" in text
     assert "The agents were not checked: no servers are configured" in text
@@ -102,13 +102,13 @@ def test_rollouts_whose_attempts_are_spent_are_skipped(
     assert "2 done, 1 skipped, 0 remaining" in capsys.readouterr().err
 
 
-def test_larger_plan_is_counted_as_it_is_now(playground: Playground) -> None:
+def test_counts_of_a_larger_plan_include_new_rollouts(playground: Playground) -> None:
     playground.collect(limit=2)
     text = dry_run_text(playground, num_repeats=2, resume_from_cache=True)
     assert "Resuming: 6 rollouts planned, 2 done, 0 skipped, 4 remaining" in text
 
 
-def test_resume_without_the_input_goes_by_the_earlier_plan_as_a_run_does(playground: Playground) -> None:
+def test_resume_without_the_input_uses_the_earlier_plan(playground: Playground) -> None:
     playground.set_response("1:0", "down", status=503)
     playground.collect(num_repeats=2)
     playground.input.unlink()
@@ -145,7 +145,7 @@ def test_resume_with_other_servers_is_refused(playground: Playground) -> None:
         dry_run_text(playground, AGENTS, resume_from_cache=True)
 
 
-def test_nothing_to_resume_is_said_with_what_is_missing(playground: Playground) -> None:
+def test_nothing_to_resume_is_reported_with_the_missing_file(playground: Playground) -> None:
     text = dry_run_text(playground, resume_from_cache=True)
     missing = "out/rollouts_materialized_inputs.jsonl and out/rollouts.jsonl"
     assert f"Nothing to resume: {missing} not found" in text

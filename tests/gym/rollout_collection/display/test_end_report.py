@@ -7,7 +7,7 @@ from tests.support.scripted_agent import Playground
 Capture = pytest.CaptureFixture[str]
 
 
-def test_run_from_python_ends_with_metrics_ledger_and_paths(playground: Playground, capsys: Capture) -> None:
+def test_run_from_python_reports_metrics_ledger_and_paths(playground: Playground, capsys: Capture) -> None:
     playground.collect()
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -64,7 +64,7 @@ def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
     assert "\nFailures: " not in stderr
 
 
-def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: Capture) -> None:
+def test_skipped_failures_count_in_this_run(playground: Playground, capsys: Capture) -> None:
     playground.set_response("1:0", _ng_failure_class="hopeless", _ng_failure_terminal=True)
     playground.collect()
     capsys.readouterr()
@@ -74,7 +74,7 @@ def test_skipped_failures_count_in_this_run_too(playground: Playground, capsys: 
     assert stderr.endswith("Not all rollouts succeeded.\n")  # a resumed run would have nothing to run
 
 
-def test_every_line_of_the_end_has_a_name_of_its_own(playground: Playground, capsys: Capture) -> None:
+def test_every_line_of_the_final_report_has_a_unique_name(playground: Playground, capsys: Capture) -> None:
     playground.set_response("1:0", "no rollout", status=400)
     playground.collect()
     stderr = capsys.readouterr().err

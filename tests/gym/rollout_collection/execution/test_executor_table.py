@@ -10,7 +10,7 @@ from nemo_gym.rollout_collection.servers import Servers
 from tests.support.scripted_agent import Playground
 
 
-def test_unknown_executor_is_an_error_that_names_those_there_are(playground: Playground) -> None:
+def test_unknown_executor_is_an_error_that_lists_the_known_ones(playground: Playground) -> None:
     assert set(EXECUTORS) == {"local", "processes"}
     expected = r"executor: 'ray' is not an executor; choose one of: local, processes"
     with pytest.raises(ConfigError, match=expected):

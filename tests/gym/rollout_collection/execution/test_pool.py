@@ -112,7 +112,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_every_rollout_is_played_once_and_all_workers_end_by_themselves() -> None:
+def test_every_rollout_is_played_once_and_all_workers_exit() -> None:
     run = Run(50, [3, 2])
     run.play(playing(at_once))
     run.check_each_once()

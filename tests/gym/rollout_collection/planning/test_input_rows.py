@@ -61,7 +61,7 @@ def test_repeated_line_with_three_repeats_has_rollouts_0_to_5() -> None:
     assert keys(planned(f"{A}\n{A}\n", num_repeats=3)) == [(0, number) for number in range(6)]
 
 
-def test_lines_are_the_same_whatever_ends_them() -> None:
+def test_all_line_endings_give_the_same_lines() -> None:
     rows = planned(f"{A}\r\n{B}\n{A}\n{B}\r\n{A}")
     assert keys(rows) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
 
@@ -87,7 +87,7 @@ def test_blank_lines_are_skipped_and_count_as_lines_only() -> None:
     assert refusal(f"\n{A}\n\nbroken\n").startswith("in.jsonl:4: ")
 
 
-def test_limit_takes_the_first_lines_that_are_not_blank_and_reads_no_further() -> None:
+def test_limit_reads_only_the_first_lines_that_are_not_blank() -> None:
     assert keys(planned(f"{A}\n\n{A}\n\n{B}\nbroken\n", limit=3, num_repeats=2)) == [
         *((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1))
     ]
@@ -101,7 +101,7 @@ def test_task_indices_of_the_rows_are_kept() -> None:
     assert keys(rows) == [(7, 0), (7, 1), (3, 0), (3, 1), (7, 2), (7, 3)]
 
 
-def test_task_index_zero_is_one_too() -> None:
+def test_task_index_zero_is_valid() -> None:
     assert keys(planned(lines(row(_ng_task_index=0), row(_ng_task_index=0, other=1)))) == [(0, 0), (0, 1)]
 
 
@@ -136,7 +136,7 @@ def test_repeats_follow_each_other(num_repeats: Any, counts: tuple[int, ...]) ->
     assert [one["n"] for one in rows] == [n for n, count in enumerate(counts) for _ in range(count)]
 
 
-def test_agent_of_the_configuration_has_repeats_of_its_own() -> None:
+def test_repeats_can_be_set_per_agent_of_the_configuration() -> None:
     assert len(planned(f"{A}\n", num_repeats={"agent": 4})) == 4
 
 
@@ -147,7 +147,7 @@ def test_repeats_for_no_agent_name_all_that_lack_them() -> None:
     assert re.search(r"alpha, zeta\b", message) and "here" not in message
 
 
-def test_seed_is_the_rollout_index_whatever_the_row_and_the_overrides_say() -> None:
+def test_seed_is_always_the_rollout_index() -> None:
     given = row()
     given["responses_create_params"]["seed"] = 77
     rows = planned(
@@ -165,19 +165,19 @@ def test_row_without_an_agents_name_gets_exactly_the_configured_one(ref: Any) ->
     assert planned(lines(row()))[0]["agent_ref"] == {"name": "agent"}
 
 
-def test_agent_ref_of_the_row_wins_and_is_kept_whole() -> None:
+def test_agent_ref_of_the_row_takes_precedence_and_is_unchanged() -> None:
     ref = {"type": "responses_api_agents", "name": "mine", "more": [1]}
     assert planned(lines(row(agent_ref=ref)))[0]["agent_ref"] == ref
 
 
-def test_rows_without_an_agent_are_all_listed_with_both_ways_out() -> None:
+def test_rows_without_an_agent_are_listed_with_both_solutions() -> None:
     rows = [row(), row(agent_ref={"name": "a"}), row(agent_ref={}), row(n=1)]
     message = refusal("\n" + lines(*rows), agent_name=None)
     assert "rows 0, 2, 3 " in message
     assert "+agent_name=" in message and "agent_ref" in message
 
 
-def test_many_rows_without_an_agent_are_listed_too() -> None:
+def test_many_rows_without_an_agent_are_listed() -> None:
     message = refusal(lines(*(row(n=n) for n in range(500) if n != 250)), agent_name=None)
     assert "rows 0-498 " in message
 
@@ -294,7 +294,7 @@ UNTOUCHED = [
 
 
 @pytest.mark.parametrize("fields", UNTOUCHED)
-def test_what_a_row_holds_comes_through_untouched(fields: str) -> None:
+def test_values_of_a_row_are_unchanged(fields: str) -> None:
     line = fields[:-1] + ', "responses_create_params": {"input": "x", "metadata": ' + fields + "}}"
     [found] = planned(line + "\n")
     expected = {

@@ -51,7 +51,7 @@ def metrics_file(playground: Playground) -> Path:
     return playground.output.with_name(f"{playground.output.stem}_aggregate_metrics.json")
 
 
-def test_metrics_that_would_be_the_same_are_left_as_they_are(playground: Playground) -> None:
+def test_unchanged_metrics_are_not_written_again(playground: Playground) -> None:
     playground.collect()
     before = metrics_file(playground).stat()
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_without_an_earlier_run_the_missing_file_is_named_and_a_new_run_starts(
     assert len(records_of(playground.output)) == 3
 
 
-def test_first_run_may_be_asked_to_resume(playground: Playground) -> None:
+def test_first_run_accepts_the_resume_setting(playground: Playground) -> None:
     assert len(playground.collect(resume_from_cache=True)) == 3
 
 
@@ -178,7 +178,7 @@ def test_bad_line_is_reported_with_its_number_and_set_aside(
     assert len(kept.read_text().splitlines()) == 1
 
 
-def test_whole_last_line_without_its_end_is_kept(playground: Playground) -> None:
+def test_complete_last_line_without_newline_is_kept(playground: Playground) -> None:
     playground.set_response("2:0", NO_ROLLOUT)
     playground.collect()
     playground.output.write_bytes(playground.output.read_bytes().removesuffix(b"\n"))
@@ -259,7 +259,7 @@ def test_failures_file_has_one_line_per_key_and_run(playground: Playground) -> N
         assert sorted(keys_of(records_of(playground.failures))) == sorted(["0:0", "1:0"] * runs)
 
 
-def test_torn_failures_file_is_repaired_too(playground: Playground, capsys: Capture) -> None:
+def test_torn_failures_file_is_repaired(playground: Playground, capsys: Capture) -> None:
     playground.set_response("0:0", NO_ROLLOUT)
     playground.set_response("1:0", NO_ROLLOUT)
     playground.collect()
@@ -284,7 +284,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_other_plan_is_refused_with_what_differs_and_nothing_is_touched(
+def test_changed_plan_is_refused_with_the_differences_and_changes_nothing(
     playground: Playground, kind: str
 ) -> None:
     playground.agents = ("scripted", "other")
@@ -360,7 +360,7 @@ def test_changes_are_accepted_with_allow_changed_inputs(playground: Playground, 
     playground.collect(resume_from_cache=True)  # the new plan is accepted
 
 
-def test_corrected_row_is_attempted_again_however_often_it_has_failed(
+def test_corrected_row_is_attempted_again_after_any_number_of_failures(
     playground: Playground, capsys: Capture
 ) -> None:
     playground.set_response("1:0", NO_ROLLOUT)
@@ -376,7 +376,7 @@ def test_corrected_row_is_attempted_again_however_often_it_has_failed(
     assert "the line belongs to an input that has changed; it was moved to" in capsys.readouterr().err
 
 
-def test_agent_that_is_gone_is_named_whatever_is_accepted(playground: Playground) -> None:
+def test_removed_agent_is_an_error_even_if_changes_are_accepted(playground: Playground) -> None:
     playground.set_response("1:0", NO_ROLLOUT)
     playground.collect()
     playground.played()
@@ -388,7 +388,7 @@ def test_agent_that_is_gone_is_named_whatever_is_accepted(playground: Playground
     assert playground.played() == []
 
 
-def test_what_cannot_change_results_is_not_compared(playground: Playground) -> None:
+def test_settings_that_cannot_change_results_are_not_compared(playground: Playground) -> None:
     playground.set_response("2:0", NO_ROLLOUT)
     playground.collect()
     playground.reset_responses()
@@ -417,7 +417,7 @@ def test_key_that_was_empty_may_be_given(playground: Playground) -> None:
     assert len(playground.collect(resume_from_cache=True)) == 3
 
 
-def test_larger_limit_and_more_repeats_just_run_what_is_missing(playground: Playground) -> None:
+def test_larger_limit_or_more_repeats_run_only_the_new_rollouts(playground: Playground) -> None:
     playground.collect(limit=1)
     playground.played()
     playground.collect(limit=2, resume_from_cache=True)
@@ -453,7 +453,7 @@ def test_run_is_resumed_without_its_input(playground: Playground, capsys: Captur
     assert "input.jsonl: not found; continuing with" in capsys.readouterr().err
 
 
-def test_other_overrides_are_noticed_without_the_input_too(playground: Playground) -> None:
+def test_changed_overrides_are_detected_without_the_input(playground: Playground) -> None:
     playground.collect()
     playground.input.unlink()
     other = {"responses_create_params": {"top_p": 1}}
@@ -474,7 +474,7 @@ def test_other_overrides_are_noticed_without_the_input_too(playground: Playgroun
         )
 
 
-def test_plan_is_compared_where_the_manifest_is_lost(playground: Playground) -> None:
+def test_plan_is_compared_if_the_manifest_is_lost(playground: Playground) -> None:
     playground.collect()
     playground.manifest.unlink()
     assert len(playground.collect(resume_from_cache=True)) == 3

@@ -102,7 +102,7 @@ def test_no_file_holds_a_secret_even_if_the_endpoint_repeats_it(
     assert "tok-never-shown" not in written.out + written.err
 
 
-def test_credentials_in_an_address_are_hidden_too(playground: Playground) -> None:
+def test_credentials_in_an_address_are_hidden(playground: Playground) -> None:
     playground.servers["policy_base_url"] = "http://user:pass-never-shown@127.0.0.1:1/v1"
     playground.collect()
     for path in playground.output.parent.iterdir():

@@ -56,7 +56,7 @@ def test_every_rollout_is_found_once_with_its_numbers(tmp_path: Path, processes:
 
 
 @pytest.mark.parametrize("place", [0, 33, 98, 99])
-def test_torn_line_is_set_aside_wherever_it_is(tmp_path: Path, processes: int, place: int) -> None:
+def test_torn_line_is_set_aside_at_any_position(tmp_path: Path, processes: int, place: int) -> None:
     lines = [orjson.dumps(record(task)) + b"\n" for task in range(100)]
     lines[place] = lines[place][:30] + b"\n"
     path = tmp_path / "out.jsonl"
@@ -67,7 +67,7 @@ def test_torn_line_is_set_aside_wherever_it_is(tmp_path: Path, processes: int, p
     assert [one["_ng_task_index"] for one in Rollouts(path, found.index.sorted_offsets())] == left
 
 
-def test_repeated_rollout_is_set_aside_though_another_process_read_the_first(
+def test_repeated_rollout_is_set_aside_if_another_process_read_the_first(
     tmp_path: Path, processes: int
 ) -> None:
     path = written(tmp_path, [*(record(task) for task in range(50)), record(3, reward=9.0)])

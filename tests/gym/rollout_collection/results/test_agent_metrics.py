@@ -106,13 +106,13 @@ def written(
     return entries
 
 
-def test_agent_without_metrics_of_its_own_gets_the_default_ones_and_no_transcripts(folder: Path) -> None:
+def test_agent_without_its_own_metrics_gets_default_metrics_and_no_transcripts(folder: Path) -> None:
     records = [rollout(1, 0.5), rollout(0, 1.0, solved=True)]
     (entry,) = written({"plain": records}, [write_agent(folder, "plain")], reads=False)
     assert entry == {"agent_ref": {"name": "plain"}, **compute_aggregate_metrics(records).model_dump()}
 
 
-def test_agent_with_metrics_of_its_own_is_asked_once_with_stripped_rollouts(folder: Path) -> None:
+def test_agent_with_its_own_metrics_gets_one_request_with_stripped_rollouts(folder: Path) -> None:
     records = [rollout(0, 0.5, answer="x"), {**rollout(1), "response": {"output": []}}]
     (entry,) = written({"own": records}, [write_agent(folder, "own", AGENT + OWN)])
     assert "note" not in entry
@@ -162,7 +162,7 @@ def test_stock_agent_returns_the_metrics_of_its_environment(folder: Path, has_ow
     ],
     ids=["application of its own", "route taken away"],
 )
-def test_server_that_cannot_tell_may_have_metrics_of_its_own(folder: Path, setup: str) -> None:
+def test_server_without_metadata_may_have_its_own_metrics(folder: Path, setup: str) -> None:
     app = AGENT + OWN + f"\n    def setup_webserver(self):\n{setup}        return app\n"
     app += "\n    async def ask(self) -> int:\n        return 1\n"
     app = "from fastapi import FastAPI\n" + app
@@ -177,7 +177,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_metrics_of_its_own_that_fail_leave_the_default_ones_and_a_note(
+def test_failing_agent_metrics_leave_the_default_metrics_and_a_note(
     folder: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = AGENT + f"\n    def compute_metrics(self, tasks):\n{FAILING[kind]}\n"
@@ -209,12 +209,12 @@ def test_agent_that_is_unreachable_gets_the_default_metrics_and_a_note(folder: P
     assert entry["key_metrics"]["mean/reward"] == 1.0
 
 
-def test_without_servers_the_file_says_that_no_server_was_asked() -> None:
+def test_without_servers_the_file_says_that_none_was_called() -> None:
     (entry,) = written({"any": [rollout(0)]}, reads=False)
     assert "no server was available" in entry["note"]
 
 
-def test_file_is_laid_out_as_python_would_and_keeps_the_order_of_the_agents(folder: Path) -> None:
+def test_file_is_formatted_as_by_python_with_agents_in_order(folder: Path) -> None:
     odd_names = {"50% of %b": 2, 'quoted "ä"': 3.5}
     agents = {
         "b": [rollout(0, **odd_names), rollout(1, **odd_names)],

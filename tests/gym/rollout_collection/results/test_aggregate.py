@@ -94,7 +94,7 @@ def test_metrics_are_those_of_each_agent() -> None:
     assert {agent: metrics["mean/reward"] for agent, metrics in found.items()} == {"x": 0.5, "y": 0.0}
 
 
-def test_lines_of_a_shard_are_merged_as_they_stand() -> None:
+def test_lines_of_a_shard_are_merged_unchanged() -> None:
     line = (
         '{"_ng_rollout_index":0,"_ng_task_index":0, "agent_ref":{"name":"x"},"n":1.50,"big":' + "9" * 30 + "}"
     )
@@ -121,7 +121,7 @@ def test_glob_expands_sorted_within_a_pattern_and_no_path_twice() -> None:
     assert _expand_input_glob("none*") == _expand_input_glob(" , ") == []
 
 
-def test_what_holds_no_rollouts_is_left_out() -> None:
+def test_files_without_rollouts_are_left_out() -> None:
     write_shard("a.jsonl", [rollout(0, 0)])
     for name in ("a_materialized_inputs.jsonl", "a_failures.jsonl", "a_reward_profiling.jsonl"):
         Path(name).write_text("no rollout\n")
@@ -162,7 +162,7 @@ def test_shard_may_have_any_other_name() -> None:
     assert len(read("all.jsonl")) == 5
 
 
-def test_merged_output_that_was_there_is_kept_under_another_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_previous_merged_output_is_kept_under_another_name(caplog: pytest.LogCaptureFixture) -> None:
     write_shard("a.jsonl", [rollout(0, 0)])
     Path("all.jsonl").write_text("precious\n")
     with caplog.at_level(logging.INFO, "nemo_gym.rollout_collection"):
@@ -188,7 +188,7 @@ def test_glob_that_matches_nothing_is_an_error_that_names_it() -> None:
     assert not Path("all.jsonl").exists()
 
 
-def test_shards_without_rollouts_give_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_shards_without_rollouts_give_empty_results(caplog: pytest.LogCaptureFixture) -> None:
     write_shard("a.jsonl", [])
     with caplog.at_level(logging.INFO, "nemo_gym.rollout_collection"):
         assert aggregate("a.jsonl") is None
@@ -221,7 +221,7 @@ def test_line_that_is_not_a_rollout_is_refused_with_its_place(kind: str) -> None
     assert not Path("all_aggregate_metrics.json").exists()
 
 
-def test_torn_last_line_is_refused_with_what_to_do() -> None:
+def test_torn_last_line_is_an_error_that_says_what_to_do() -> None:
     write_shard("a.jsonl", [GOOD], json.dumps(rollout(1, 0))[:-3])
     with pytest.raises(
         InputError, match=r"a\.jsonl:2: .*incomplete.*output_jsonl_fpath=a\.jsonl.*resume_from_cache"
@@ -304,7 +304,7 @@ OWN = """
 
 
 @pytest.mark.parametrize("merge_shards", [True, False])
-def test_open_servers_compute_their_own_metrics_of_the_rollouts_as_numbered(
+def test_open_servers_compute_their_metrics_with_renumbered_rollouts(
     folder: Path, merge_shards: bool
 ) -> None:
     environment = write_component(folder, "agent", SERVER.replace("\n\nANSWER", OWN + "\n\nANSWER"))
@@ -385,7 +385,7 @@ def test_repeated_key_in_one_shard_counts_once_with_skip_bad_lines() -> None:
     assert entry["agent_metrics"]["mean/reward"] == 1.0  # the first record counts
 
 
-def test_lines_that_are_no_rollouts_are_left_out_on_demand(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_are_not_rollouts_are_skipped_on_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     write_shard("a.jsonl", [rollout(0, 0), rollout(1, 0)], end='{"torn": ')
     Path("b.jsonl").write_text("no JSON\n" + json.dumps(rollout(2, 0, 0.0)) + "\n\n[]\n")

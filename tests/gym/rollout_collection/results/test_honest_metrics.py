@@ -19,9 +19,7 @@ def entry(playground: Playground) -> dict[str, Any]:
     return found
 
 
-def test_complete_run_says_so_and_its_file_has_nothing_to_add(
-    playground: Playground, capsys: Capture
-) -> None:
+def test_complete_run_is_reported_without_notes_in_its_file(playground: Playground, capsys: Capture) -> None:
     playground.collect()
     assert ", 100 % complete" in capsys.readouterr().err
     assert set(entry(playground)) == {"agent_ref", "agent_metrics", "key_metrics", "group_level_metrics"}
@@ -141,9 +139,7 @@ def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
     assert json.loads(playground.manifest.read_text())["state"] == "complete"
 
 
-def test_rollouts_outside_the_plan_do_not_hide_what_is_missing(
-    playground: Playground, capsys: Capture
-) -> None:
+def test_rollouts_outside_the_plan_do_not_hide_missing_ones(playground: Playground, capsys: Capture) -> None:
     playground.collect(num_repeats=2)
     playground.write_input(row("a"), row("b"), row("d"), row("e"))
     playground.set_response("2:1", "no rollout", status=400)
@@ -155,7 +151,7 @@ def test_rollouts_outside_the_plan_do_not_hide_what_is_missing(
     assert entry(playground)["coverage"]["missing"] == 1
 
 
-def test_stopped_run_ends_with_figures_of_what_is_there(playground: Playground, capsys: Capture) -> None:
+def test_stopped_run_reports_metrics_of_finished_rollouts(playground: Playground, capsys: Capture) -> None:
     playground.collect()
     metrics = playground.output.with_name("rollouts_aggregate_metrics.json")
     assert metrics.exists()

@@ -231,7 +231,7 @@ def test_paused_waits_for_running_requests_and_delays_new_ones() -> None:
     asyncio.run(run())
 
 
-def test_after_a_pause_nothing_computed_with_old_weights_is_used() -> None:
+def test_cache_from_before_a_pause_is_not_used() -> None:
     model = endless_llama()
     data = request(*range(4, 24))
     with new_generation(model) as generation:

@@ -29,7 +29,7 @@ def _response(text: str) -> NeMoGymResponse:
     )
 
 
-def test_verify_asks_the_judge(monkeypatch):
+def test_verify_calls_the_judge(monkeypatch):
     client = MagicMock(spec=ServerClient)
     answer = AsyncMock()
     answer.raise_for_status = MagicMock()
