@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
+from fastapi.params import Depends as DependsParameter
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -87,12 +88,37 @@ def build_schemas(app: FastAPI) -> None:
     """Build all deferred schemas by documented means, without pydantic's warning at their first use."""
     from fastapi.openapi.utils import get_openapi
 
+    deferred = [route for route in app.routes if isinstance(route, APIRoute) and _may_be_deferred(route)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            get_openapi(title="", version="", routes=app.routes)
+            get_openapi(title="", version="", routes=deferred)
         except Exception as error:  # the boundary to an environment's models: some have no JSON schema
             logger.debug("some schemas are built at their first use: %r", error)
+
+
+def _may_be_deferred(route: APIRoute) -> bool:
+    """Whether a schema of this route may be unbuilt; FastAPI builds all others when the route is added."""
+    try:
+        parameters = inspect.signature(route.endpoint, eval_str=True).parameters.values()
+    except Exception:  # the boundary to an environment's annotations: some do not resolve here
+        return True
+    types = [getattr(given.annotation, "__origin__", given.annotation) for given in parameters]
+    markers = [marker for given in parameters for marker in _markers(given)]
+    return (
+        bool(route.dependencies)
+        or any(isinstance(marker, DependsParameter) for marker in markers)
+        or any(_is_deferred(kind) for kind in (*types, route.response_model))
+    )
+
+
+def _markers(parameter: inspect.Parameter) -> list[object]:
+    """Where FastAPI looks for `Depends`: the default value and the metadata of the annotation."""
+    return [parameter.default, *getattr(parameter.annotation, "__metadata__", ())]
+
+
+def _is_deferred(kind: object) -> bool:
+    return bool(getattr(kind, "model_config", {}).get("defer_build"))
 
 
 def validated(field: Any, value: Any) -> Any:
