@@ -16,7 +16,8 @@ from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
 from nemo_gym.http.session import plain_client_enabled
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
-from nemo_gym.servers.hosted import BACKGROUND_S, HostedServer
+from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.hosted_app import BACKGROUND_S
 from nemo_gym.servers.server_base import Hosting, current_hosting
 
 logger = logging.getLogger(__name__)
