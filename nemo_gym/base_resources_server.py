@@ -106,7 +106,7 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
         app.post("/seed_session")(self.seed_session)
         app.post("/verify")(judge_failsafe(self.verify))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
-        app.get("/aggregate_metrics")(self.tell_own_metrics)
+        app.get("/aggregate_metrics")(self.report_own_metrics)
         app.router.default = _no_such_tool
         return app
 

@@ -50,7 +50,7 @@ class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
         app.post("/v1/responses")(self.responses)
         app.post("/run")(self.run)
         app.post("/aggregate_metrics")(self.aggregate_metrics)
-        app.get("/aggregate_metrics")(self.tell_own_metrics)
+        app.get("/aggregate_metrics")(self.report_own_metrics)
         return app
 
     def _run_sessions(self) -> RunSessions:

@@ -1,4 +1,4 @@
-"""HTTP: calls and responses, the transports of this process, retries. Alone speaks HTTP out."""
+"""HTTP: calls, responses, transports and retries. All outgoing HTTP goes through this package."""
 
 from nemo_gym.http.blocking_get import fetch_text
 from nemo_gym.http.call import Call, parse_call

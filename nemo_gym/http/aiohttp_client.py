@@ -1,4 +1,4 @@
-"""aiohttp: for every call over HTTP that the plain client cannot send, or must not."""
+"""The aiohttp transport: for calls over HTTP that the plain client cannot or must not send."""
 
 from io import BytesIO
 from typing import Any
@@ -11,7 +11,7 @@ from nemo_gym.http.call import Call
 from nemo_gym.http.response import ClientResponse
 
 _LARGE = 2**20
-"""Bytes from which aiohttp wants a body as a file, to write it piece by piece."""
+"""From this many bytes on, aiohttp expects the body as a file and writes it piece by piece."""
 
 
 class AiohttpTransport:
@@ -21,11 +21,13 @@ class AiohttpTransport:
         self.session = session
 
     async def send(self, call: Call) -> ClientResponse:
-        """Send a call. A redirect is a response like any other, as it is in one process."""
+        """Send a call. Redirects are returned, not followed, as for a server in this process."""
         data = BytesIO(call.body) if len(call.body) >= _LARGE else call.body or None
         options: dict[str, Any] = {"data": data, "allow_redirects": False, **call.aiohttp_options}
         if "data" not in call.aiohttp_options:
-            options.setdefault("skip_auto_headers", ("Content-Type",))  # the call has it, if there is one
+            options.setdefault(
+                "skip_auto_headers", ("Content-Type",)
+            )  # part of the headers of the call, if it has one
         url, headers = URL(call.url, encoded=True), CIMultiDict(call.wire_headers())
         async with self.session.request(call.method, url, headers=headers, **options) as response:
             body = await response.read()

@@ -1,4 +1,4 @@
-"""Calls: one request to a server or endpoint as a value, parsed once from the caller's keyword arguments."""
+"""Calls: a request to a server or endpoint as a value, parsed once from the keyword arguments."""
 
 import re
 from collections.abc import Mapping
@@ -21,24 +21,24 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _PLAIN_URL = re.compile(
     r"(https?://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?)?(/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?"
 )
-"""A URL, or a path alone, without credentials, query and escapes."""
+"""A URL or a path without credentials, query and escapes."""
 _DOT_SEGMENT = "/."
 
 
 class Call(NamedTuple):
-    """One request. Every transport sends the same one."""
+    """One request, the same for every transport."""
 
     method: str
     path: str
-    """As it is sent: percent-encoded, without dot segments."""
+    """Percent-encoded, without dot segments."""
     body: bytes = b""
     is_json: bool = False
-    """Whether the content type is `application/json`. It is not among the headers then."""
+    """Whether the content type is `application/json`. If so, `headers` does not contain it."""
     cookies: Cookies = _NOTHING
     query: str = ""
-    """As it is sent."""
+    """Percent-encoded."""
     headers: Headers = ()
-    """Those of the caller; never `Cookie`."""
+    """The headers set by the caller, without `Cookie`."""
     origin: str = ""
     """`http://host:port`, with credentials if there are any. Empty until the address of a server is known."""
     timeout_s: float | None = None
@@ -59,13 +59,13 @@ class Call(NamedTuple):
         return f"{self.path}?{self.query}" if self.query else self.path
 
     def wire_headers(self) -> tuple[tuple[str, str], ...]:
-        """All headers, apart from those that say where the request ends and goes."""
+        """All headers except `Host` and those for the length of the body."""
         headers = (*self.headers, _JSON) if self.is_json else tuple(self.headers)
         return (*headers, ("Cookie", cookie_header(self.cookies))) if self.cookies else headers
 
 
 class Address(NamedTuple):
-    """The parts of a URL, as they are sent."""
+    """The parts of a URL, percent-encoded."""
 
     origin: str
     path: str
@@ -74,7 +74,7 @@ class Address(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def address_of(url: str) -> Address:
-    """The parts of a URL; of a path, with an empty origin."""
+    """The parts of a URL, or of a path; then the origin is empty."""
     found = _PLAIN_URL.fullmatch(url)
     if found is not None and _DOT_SEGMENT not in url:
         return Address(found[1] or "", found[2] or "/")
@@ -101,7 +101,7 @@ def parse_call(
     cookies: Cookies | None = None,
     timeout: "float | aiohttp.ClientTimeout | None" = None,
 ) -> Call:
-    """The call that these arguments describe. `url` is a whole one, or the path on a server."""
+    """The call for these arguments. `url` is a complete URL, or the path on a server."""
     address = _address(url, params) if params else address_of(url)
     timeout_s = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
     if json is not None and not headers:
@@ -156,7 +156,7 @@ def _payload(json: Any, data: Any) -> _Payload:
 
 
 def _cookies_in(headers: Mapping[str, str] | None) -> Cookies:
-    """The cookies of the caller's own `Cookie` header."""
+    """The cookies in the `Cookie` header that the caller set."""
     for name, value in (headers or _NOTHING).items():
         if name.lower() == "cookie":
             return parse_cookies(value)

@@ -1,7 +1,7 @@
-"""Deadlines: what `asyncio.timeout` does, at a small part of its cost.
+"""Deadlines: a cheaper `asyncio.timeout`.
 
-Every call of every rollout has one, and nearly all have one of a few lengths. Among deadlines of one length
-the first to start is the first to pass, so they share one timer of the event loop.
+Every call of every rollout has a deadline, and there are only a few different timeouts. Deadlines with the
+same timeout expire in the order in which they started, so they share one timer of the event loop.
 """
 
 import asyncio
@@ -13,10 +13,7 @@ _TICK_S = 0.001
 
 
 class Deadline:
-    """`with Deadline(5.0):` cancels the block after that many seconds and raises TimeoutError.
-
-    None: no deadline.
-    """
+    """`with Deadline(5.0):` cancels the block after 5 seconds and raises TimeoutError. None: no deadline."""
 
     __slots__ = ("_cancelling", "_queue", "_task", "ends", "has_passed", "seconds")
 
@@ -40,7 +37,7 @@ class Deadline:
         return self
 
     def expire(self) -> None:
-        """The time is over."""
+        """Cancel the block."""
         self.has_passed = True
         self._task.cancel()
 
@@ -51,7 +48,7 @@ class Deadline:
             return
         if not self.has_passed:
             self._queue.remove(self)
-        # If the task was also cancelled from elsewhere, the cancellation goes on.
+        # If the task was also cancelled by other code, the CancelledError propagates.
         elif (
             self._task.uncancel() <= self._cancelling
             and kind is not None
@@ -61,7 +58,7 @@ class Deadline:
 
 
 class _Queue:
-    """The deadlines of one length in one event loop, the oldest first. It exists while there are any."""
+    """The deadlines with one timeout in one event loop, the oldest first. Removed when it is empty."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
@@ -81,7 +78,7 @@ class _Queue:
             self._close()
 
     def _arm(self) -> None:
-        """Wake up when the oldest is due; it may be gone by then."""
+        """Wake up when the oldest deadline expires; it may have been removed by then."""
         self._timer = self._loop.call_at(next(iter(self._running)).ends, self._wake)
 
     def _wake(self) -> None:
@@ -101,4 +98,4 @@ class _Queue:
 
 
 _queues: dict[tuple[asyncio.AbstractEventLoop, float], _Queue] = {}
-"""The queues that have deadlines in them."""
+"""The queues that contain deadlines."""

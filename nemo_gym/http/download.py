@@ -1,4 +1,4 @@
-"""Downloads of files, for commands. An interrupted download is kept, and the next one continues it."""
+"""Downloads of files, for commands. An interrupted download can be continued."""
 
 import ssl
 import urllib.error
@@ -14,7 +14,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def download(url: str, part: Path, on_progress: Progress, *, ca_file: str | None = None) -> None:
-    """Complete the file `part`. Raises OSError on failure; the bytes received so far stay."""
+    """Download the rest of the file `part`. Raises OSError on failure; the bytes received so far are kept."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     context = ssl.create_default_context(cafile=ca_file) if url.startswith("https:") else None

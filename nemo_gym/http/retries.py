@@ -19,7 +19,7 @@ from nemo_gym.http.response import ClientResponse
 from nemo_gym.http.transport import Transport
 
 MAX_NUM_TRIES = 3
-"""How often a call is sent at most if its connection is refused or the endpoint fails."""
+"""How often a call is sent at most, if connections are refused or the endpoint fails."""
 
 RATE_LIMIT_ERROR_CODES = list(RATE_LIMIT_STATUSES)
 RETRY_ERROR_CODES = list(RETRIED_STATUSES)
@@ -36,16 +36,16 @@ class RetryPolicy:
     max_delay_s: float = 30.0
     """Longest delay, unless a server asks for a longer one."""
     total_s: float = 3600.0
-    """No retry starts after this long, and a call to an endpoint is given up. If a server asks for a longer
-    delay than is left, there is no retry. Generous: a long generation is one call."""
+    """No retry starts after this time, and a call to an endpoint ends at it. If a server asks for a longer
+    delay than is left, there is no retry. Generous, because a long generation is one call."""
     statuses: tuple[int, ...] = ()
     """Statuses of responses after which a call is sent again. Empty between our own servers."""
 
     def delay_s(self, failures: int, retry_after_s: float | None) -> float:
         """The delay after this many failures in a row."""
         if retry_after_s is not None:
-            return max(retry_after_s, self.base_delay_s)  # no server may be flooded
-        doublings = min(failures - 1, 64)  # far beyond any longest delay, without overflow
+            return max(retry_after_s, self.base_delay_s)  # a server may ask for no delay
+        doublings = min(failures - 1, 64)  # avoids an overflow; the delay has long reached its maximum
         longest = min(self.base_delay_s * 2.0**doublings, self.max_delay_s)
         return longest * (0.5 + random.random() / 2)
 
@@ -54,7 +54,7 @@ CONNECT_ONLY = RetryPolicy(base_delay_s=0.1, total_s=10.0)
 """Between our own servers: a call is sent again only if it never reached the server."""
 
 MODEL_ENDPOINT = RetryPolicy(statuses=RETRIED_STATUSES)
-"""To a model endpoint: also after its failures and its rate limit."""
+"""To a model endpoint: a call is also sent again after a failure or a rate limit."""
 
 _NEVER_SENT = (
     aiohttp.ClientConnectorError,
@@ -84,19 +84,22 @@ async def send_with_retries(
     read: Read | None = None,
     clock: Clock = _REAL_TIME,
 ) -> ClientResponse:
-    """Send a call until it succeeds or the policy allows no further retry; the last outcome counts.
+    """Send a call until it succeeds or the policy allows no further retry.
 
-    `read` makes the response of the one received. An error that it raises counts as one of the connection.
+    Returns the last response, or raises the last error.
+    `read` converts the response. A connection error that it raises is retried like one of the transport.
     """
     activity = current_activity.get() if policy.statuses else None
     limit = activity.limits.of(call.origin) if activity is not None and activity.limits is not None else None
     deadline = clock.now() + policy.total_s
-    left_s = policy.total_s  # to the digit: deadlines of one length share a timer
+    left_s = policy.total_s  # not recomputed: deadlines with the same timeout share a timer
     sent, failures = 0, 0
     while True:
         error: Exception | None = None
         response: ClientResponse | None = None
-        began = await limit.acquire() if limit is not None else 0.0  # the call's time starts after it
+        began = (
+            await limit.acquire() if limit is not None else 0.0
+        )  # waiting here does not count as time of the call
         try:
             with Deadline(_longest_s(call, policy, activity, left_s)):
                 received = await transport.send(call)
@@ -127,9 +130,9 @@ async def send_with_retries(
 
 
 def _longest_s(call: Call, policy: RetryPolicy, activity: Activity | None, left_s: float) -> float | None:
-    """The longest that a call may take before it is given up.
+    """The timeout of a call.
 
-    None between our servers, unless the caller sets it: there one call may be a whole rollout.
+    None between our own servers unless the caller sets one, because such a call may be a whole rollout.
     """
     if not policy.statuses:
         return call.timeout_s
@@ -143,7 +146,7 @@ def _release(limit: EndpointLimit, began: float, response: ClientResponse | None
 
 
 def retry_after_s(response: ClientResponse | None) -> float | None:
-    """The delay a server asks for: in seconds or as a date; in milliseconds if it gives those too."""
+    """The delay that a server asks for: `Retry-After-Ms`, else `Retry-After` in seconds or as a date."""
     if response is None:
         return None
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A server in a process of its own: its address, and the transport that sends calls there."""
+"""A server in another process: its address, and the transport for calls to it."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,10 +20,10 @@ class ServerAddress:
     urls: tuple[str, ...]
     cookie_name: str
     turns: "count[int]" = field(default_factory=count)
-    """Numbers the sessions, so that each begins on the next worker."""
+    """Counts new sessions, so that each begins on the next worker."""
 
     def url(self, cookies: Cookies) -> str:
-        """The worker that holds the session; if there is no session yet, the next worker."""
+        """The URL of the worker that has the session; without a session, of the next worker."""
         if len(self.urls) == 1:
             return self.urls[0]
         cookie = parse_session_cookie(cookies.get(self.cookie_name))
@@ -32,7 +32,7 @@ class ServerAddress:
 
 
 class ServedServer:
-    """Sends calls to a server in another process, with the rollout they belong to as a header."""
+    """Sends calls to a server in another process, with a header that names the rollout."""
 
     def __init__(self, name: str, address: ServerAddress) -> None:
         self.name = name
@@ -44,9 +44,11 @@ class ServedServer:
         if activity is not None:
             others = [pair for pair in headers if pair[0].lower() != ROLLOUT_HEADER]
             headers = (*others, (ROLLOUT_HEADER, activity.header()))
-        # The client that was asked for the call enforces its timeout.
+        # `ServerClient` enforces the timeout of the call.
         sent = call._replace(origin=self.address.url(call.cookies), headers=headers, timeout_s=None)
         with reports_unreachable(self.name, sent, Boundary.CALL):
             response = await send_with_retries(http_transport(sent), sent, CONNECT_ONLY)
-        response.url = self.name + call.path  # as in one process: a port means nothing to the caller
+        response.url = (
+            self.name + call.path
+        )  # as for a server in this process: the name says more than a port
         return response

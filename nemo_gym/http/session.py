@@ -1,4 +1,4 @@
-"""The HTTP clients of this process, and which of them sends a call."""
+"""The HTTP clients of this process, and the choice between them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -34,8 +34,8 @@ class _LoopClients(NamedTuple):
 class _SharedClients:
     """The clients of each event loop, because connections belong to the loop they were made on.
 
-    An async generator holds those of one loop: `asyncio.run` finalises it before it closes the loop, so
-    a script that does not know of the clients still closes them.
+    An async generator holds the clients of one loop. `asyncio.run` finalises it before it closes the loop, so
+    the clients are closed without a call in the script.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _SharedClients:
         return self.open() if clients is None or clients.aiohttp.session.closed else clients
 
     def open(self) -> _LoopClients:
-        """New clients for the running event loop, in place of those it has."""
+        """Create clients for the running event loop; they replace those it has."""
         # By default the pool has no limit: callers bound the number of calls in flight.
         config = self.config or GlobalAIOHTTPAsyncClientConfig(
             global_aiohttp_connector_limit=0, global_aiohttp_connector_limit_per_host=0
@@ -56,8 +56,8 @@ class _SharedClients:
         connector = aiohttp.TCPConnector(
             limit=config.global_aiohttp_connector_limit,
             limit_per_host=config.global_aiohttp_connector_limit_per_host,
-            # Shorter than a server's, so that a server does not close an idle connection at the moment a
-            # request goes out on it.
+            # Shorter than that of servers, so that a server does not close an idle connection while a request
+            # is being sent on it.
             keepalive_timeout=15,
         )
         session = aiohttp.ClientSession(
@@ -68,7 +68,7 @@ class _SharedClients:
         loop, plain = asyncio.get_running_loop(), PlainTransport()
         keeper = self._keep(loop, session, plain)
         clients = self._by_loop[loop] = _LoopClients(plain, AiohttpTransport(session), keeper)
-        # Runs the generator up to its yield: nothing is awaited before it.
+        # Run the generator up to its yield; nothing is awaited before it.
         with suppress(StopIteration):
             keeper.asend(None).send(None)
         return clients
@@ -86,14 +86,14 @@ class _SharedClients:
                 del self._by_loop[loop]
 
 
-_shared = _SharedClients()  # the contract offers the process's client as free functions
+_shared = _SharedClients()  # the published functions use the clients of the process
 
 
 def http_transport(call: Call) -> Transport:
-    """What sends a call over HTTP: the plain client, or aiohttp.
+    """The transport for a call over HTTP: the plain client or aiohttp.
 
-    It is aiohttp if the plain client is switched off, cannot send the call or lacks an API of aiohttp, or if
-    the pool of aiohttp was sized: that size holds for all calls.
+    aiohttp is used if the plain client is switched off, cannot send the call or lacks an API of aiohttp. It
+    is also used if the size of its connection pool was set, because that size limits all calls.
     """
     clients = _shared.current()
     is_plain = (
@@ -106,12 +106,12 @@ def http_transport(call: Call) -> Transport:
 
 
 def get_global_aiohttp_client(*_: Any, **__: Any) -> aiohttp.ClientSession:
-    """The shared aiohttp session of the running event loop, made on first use."""
+    """The shared aiohttp session of the running event loop, created on first use."""
     return _shared.current().aiohttp.session
 
 
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> aiohttp.ClientSession:
-    """Size the shared client; takes effect for the running event loop at once."""
+    """Set the size of the shared connection pool; for the running event loop, it takes effect at once."""
     _shared.config = cfg
     return _shared.open().aiohttp.session
 
@@ -121,13 +121,13 @@ def is_global_aiohttp_client_setup() -> bool:
 
 
 def enable_plain_client(is_enabled: bool) -> None:
-    """Whether this process uses the plain HTTP client; without it aiohttp sends every call over HTTP."""
+    """Switch the plain HTTP client of this process on or off. If off, aiohttp sends all calls over HTTP."""
     _shared.is_plain_enabled = is_enabled
 
 
 @contextmanager
 def plain_client_enabled(is_enabled: bool) -> Iterator[None]:
-    """The same, while the context is open."""
+    """Like `enable_plain_client`, while the context is open."""
     before = _shared.is_plain_enabled
     enable_plain_client(is_enabled)
     try:

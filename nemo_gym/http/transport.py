@@ -16,7 +16,7 @@ class Transport(Protocol):
     """Sends calls."""
 
     def send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
-        """The response, read to its end, whatever its status.
+        """Send a call and return the complete response, whatever its status.
 
-        Raises aiohttp's connection errors, or a ServerUnreachableError, if there is none.
+        Without a response, raises a connection error of aiohttp or a ServerUnreachableError.
         """

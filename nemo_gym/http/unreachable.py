@@ -1,4 +1,4 @@
-"""Connection errors of a call as a ServerUnreachableError that says which call it was."""
+"""Turns connection errors of a call into a ServerUnreachableError that names the call."""
 
 from types import TracebackType
 
@@ -10,11 +10,11 @@ from nemo_gym.http.call import Call
 from nemo_gym.http.response import ServerUnreachableError
 
 _CONNECTION_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
-"""TimeoutError is an OSError."""
+"""OSError includes TimeoutError."""
 
 
 class reports_unreachable:
-    """`with reports_unreachable("server", call, boundary):` around the sending of a call over HTTP."""
+    """Used as `with reports_unreachable("server", call, boundary):` around sending a call over HTTP."""
 
     __slots__ = ("_boundary", "_call", "_server")
 

@@ -1,4 +1,4 @@
-"""A call to a URL, for code that has one and no client."""
+"""A call to a URL, for code without a `ServerClient`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +22,9 @@ async def request(
     retry: RetryPolicy = CONNECT_ONLY,
     **options: Any,
 ) -> ClientResponse:
-    """One HTTP call and its response, whatever its status. `timeout_s` is for each try.
+    """Make one HTTP call and return its response, whatever its status.
 
-    Further options are those of aiohttp.
+    `timeout_s` applies to the call and to each retry. Other options are passed to aiohttp.
     """
     call = parse_call(
         method, url, json=json, data=data, params=params, headers=headers, cookies=cookies, timeout=timeout_s

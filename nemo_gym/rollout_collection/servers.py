@@ -179,7 +179,7 @@ def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    from omegaconf import DictConfig, OmegaConf  # slow to load, and not needed for embedded runs
+    from omegaconf import DictConfig, OmegaConf  # slow to load: only when needed
 
     if isinstance(values, DictConfig):
         data: dict[str, Any] = OmegaConf.to_container(values, resolve=True)  # type: ignore[assignment]  # str keys

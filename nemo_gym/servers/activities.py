@@ -1,7 +1,7 @@
-"""The rollouts in a server process: their deadlines hold here too, and `/ng_activity` reports what they wait
-for and how many calls their endpoints get.
+"""The rollouts in a server process. Their deadlines are enforced here too. `/ng_activity` reports what they
+wait for, and the limit of concurrent calls of each endpoint.
 
-Callers in other processes send the rollout's activity along as a header (`nemo_gym.activity`).
+Callers in other processes send the activity of the rollout as a header (`nemo_gym.activity`).
 """
 
 import logging
@@ -44,14 +44,14 @@ class Activities:
         await self._run(activity, scope, receive, send)
 
     def _report(self) -> dict[str, object]:
-        """What the rollouts here wait for, and how many calls each endpoint gets from here at once."""
+        """What the rollouts in this process wait for, and how many calls each endpoint gets at once."""
         return {
             "rollouts": [activity.as_data() for activity in islice(self._running, _SHOWN)],
             "limits": self._limits.current(),
         }
 
     async def _run(self, activity: Activity, scope: Scope, receive: Receive, send: Send) -> None:
-        current_activity.set(activity)  # every request has a context of its own
+        current_activity.set(activity)  # each request has its own context
         self._running[activity] = None
         try:
             left_s = activity.left_s()

@@ -9,25 +9,25 @@ _HOOKS = frozenset({"compute_metrics", "get_key_metrics", "aggregate_metrics"})
 
 
 class AggregatesMetrics:
-    """Answers /aggregate_metrics; environments override the first two hooks."""
+    """Serves `/aggregate_metrics`. Environments override `compute_metrics` and `get_key_metrics`."""
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        """Metrics of the environment's own, from the rollouts grouped by task."""
+        """Custom metrics of the environment, from the rollouts grouped by task."""
         return {}
 
     def get_key_metrics(self, agent_metrics: dict[str, Any]) -> dict[str, Any]:
-        """The few that people look at first."""
+        """The most important metrics, shown first in reports."""
         return default_key_metrics(agent_metrics)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest) -> AggregateMetrics:
         return compute_aggregate_metrics(body.verify_responses, self.compute_metrics, self.get_key_metrics)
 
     async def has_own_metrics(self) -> bool:
-        """Whether there is more than the default metrics; for a class that leaves them to another server."""
+        """Whether there are custom metrics; overridden by a class that forwards to another server."""
         return False
 
-    async def tell_own_metrics(self) -> dict[str, bool]:
-        """The answer to GET: whoever can do with the default metrics need not send every rollout here."""
+    async def report_own_metrics(self) -> dict[str, bool]:
+        """The response to GET. If `own` is false, the caller need not send rollouts for custom metrics."""
         for cls in type(self).__mro__:
             if "has_own_metrics" in vars(cls):
                 break

@@ -1,4 +1,4 @@
-"""ASGI without a server: the scope, the receiving and the sending side of a request made in this process."""
+"""ASGI without a server: `scope`, `receive` and `send` of a request within this process."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -11,15 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nemo_gym.http import Call
 
 Reply = tuple[int, list[tuple[str, str]], bytes]
-"""Status, headers without the content length, body. Status 0: there is nothing to send, or nothing left."""
+"""Status, headers without the content length, body. Status 0: nothing (more) to send."""
 
 
 SET_COOKIES_KEY = "nemo_gym.set_cookies"
-"""In the scope of a request with a session: a function that gives the Set-Cookie headers of its response."""
+"""In the scope of a request with a session: returns the Set-Cookie headers of its response."""
 
 
 class Collector:
-    """Takes what an ASGI application sends, or passes it on."""
+    """Collects the messages that an ASGI application sends, or passes them on."""
 
     def __init__(self, pass_on: Send | None = None) -> None:
         self.status = 0
@@ -42,7 +42,7 @@ class Collector:
             await self._pass_on(message)
 
     def reply(self) -> Reply:
-        """What was sent; nothing if it is not complete."""
+        """The response; empty, with status 0, if it is not complete."""
         if not self.whole.is_set():
             return 0, [], b""
         headers = [pair for pair in self.headers if pair[0].lower() != "content-length"]
@@ -50,7 +50,7 @@ class Collector:
 
 
 def adding_headers(send: Send, headers: Callable[[], Iterable[tuple[str, str]]]) -> Send:
-    """A sending side that adds headers when the response starts; the response object stays as it is."""
+    """A `send` that adds headers when the response starts. The response object is not changed."""
 
     async def send_with_header(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -82,7 +82,7 @@ def is_json(scope: Scope) -> bool:
 
 
 def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The scope of a call, as uvicorn would make it."""
+    """The scope of a call, like the one uvicorn creates."""
     headers = [(b"host", b"127.0.0.1")]
     headers += [
         (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in call.wire_headers()
@@ -106,7 +106,7 @@ def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None
 
 
 def receive_body(body: bytes, then: Receive | None = None) -> Receive:
-    """The receiving side of a request whose body is read already; `then` receives what comes after it."""
+    """A `receive` for a request whose body has been read; later messages come from `then`."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -114,15 +114,14 @@ def receive_body(body: bytes, then: Receive | None = None) -> Receive:
             return messages.pop()
         if then is not None:
             return await then()
-        # A caller in this process stays until it has the response; a task that listens for its
-        # disconnection is cancelled then.
+        # A caller in this process never disconnects. A task that waits for that is cancelled in the end.
         return await asyncio.Event().wait() and {"type": "http.disconnect"}
 
     return receive
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """The whole body; None if the caller left before its end."""
+    """The whole body; None if the caller disconnects before its end."""
     parts = []
     while True:
         message = await receive()

@@ -1,10 +1,10 @@
 """Endpoints that can be called without their ASGI application.
 
 Nearly every route takes a body model, perhaps a `Request` or a `Response`, and returns data. Such a route is
-compiled once: validate the body with FastAPI's own field, call, shape the result with FastAPI's own response
-field. Everything else (a body that does not validate, streaming) is left to the application, so its response
-is FastAPI's own. An endpoint on plain data (`takes_data`) gets its body without a model. A caller in this
-process gets its response as data too; it is written as JSON only if the caller asks for the bytes.
+compiled once: validate the body with FastAPI's field, call the function, validate the result with FastAPI's
+response field. The application handles everything else (an invalid body, streaming), so those responses are
+FastAPI's own. An endpoint on plain data (`takes_data`) gets its body without a model. A caller in this
+process gets its response as data too; it is written as JSON only if the caller reads the bytes.
 """
 
 import inspect
@@ -43,7 +43,7 @@ class NotDirectError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route, ready to be called."""
+    """One route, compiled for direct calls."""
 
     function: Callable[..., Any]
     is_coroutine: bool
@@ -69,18 +69,18 @@ class Endpoint:
                 return {field.name: self.body_data.validate_python(data)}
             data = decode_json(body)
             value = validated(field, data)
-        except Exception:  # not JSON, odd JSON, or not valid: the application responds
+        except Exception:  # not JSON or not valid: the application responds
             raise NotDirectError from None
         if data is None:
             raise NotDirectError
         return {field.name: value}
 
     def carrier(self, arguments: dict[str, Any]) -> Response | None:
-        """The response object on which the endpoint sets headers and cookies, if it takes one."""
+        """The response object for headers and cookies; None if the endpoint has no such parameter."""
         if self.response_parameter is None:
             return None
         carrier = Response()
-        carrier.status_code = 0  # set by an endpoint whose status differs from its route's
+        carrier.status_code = 0  # an endpoint may set a status other than its route's
         del carrier.headers["content-length"]
         arguments[self.response_parameter] = carrier
         return carrier
@@ -103,19 +103,19 @@ class Endpoint:
         return self.written(self.shape(value))
 
     def shape(self, value: Any) -> Any:
-        """The result of the endpoint as the route's response model."""
+        """The result of the endpoint, validated by the response model of the route."""
         try:
             return validated(self.response_field, value)
         except ValidationError as invalid:
             raise _response_error(invalid, value) from None
 
     def shape_data(self, value: dict[str, Any]) -> Any:
-        """The same as data, for an endpoint on plain data."""
+        """Like `shape`, as plain data, for an endpoint on plain data."""
         assert self.response_data is not None
         try:
             return self.response_data.validate_python(value)
         except ValidationError as invalid:
-            self.shape(value)  # raises what it raises over HTTP
+            self.shape(value)  # raises the same error as over HTTP
             raise _response_error(invalid, value) from None
 
     def written(self, shaped: Any) -> bytes:
@@ -124,7 +124,7 @@ class Endpoint:
 
 
 class ResponseData(NamedTuple):
-    """The result of an endpoint on plain data, and what `shape_data` made of it."""
+    """The result of an endpoint on plain data, and the output of `shape_data` for it."""
 
     endpoint: Endpoint
     value: dict[str, Any]
@@ -132,9 +132,9 @@ class ResponseData(NamedTuple):
 
 
 class DataResponse(ClientResponse):
-    """A response to a caller in this process. Its body is written only if the caller asks for the bytes.
+    """A response to a caller in this process. Its body is written only if the caller reads the bytes.
 
-    A caller that reads it twice shares token lists, and parts that no model interprets, between both results.
+    If a caller calls `json` twice, both results share token lists and the parts that no model declares.
     """
 
     __slots__ = ("_data", "_endpoint", "_value")
@@ -144,7 +144,7 @@ class DataResponse(ClientResponse):
         self._endpoint, self._value, self._data = result
 
     async def json(self, **_: Any) -> Any:
-        data, self._data = self._data, None  # the caller's from now on
+        data, self._data = self._data, None  # the caller may change it
         return self._endpoint.shape_data(self._value) if data is None else data
 
     @property
@@ -193,7 +193,7 @@ def compile_endpoints(app: FastAPI) -> dict[tuple[str, str], Endpoint]:
 
 
 def _dump_options(route: APIRoute) -> dict[str, Any]:
-    """How the route writes its result, without what the serializer does anyway."""
+    """The options with which the route serializes its result, without defaults."""
     options = {
         "include": route.response_model_include,
         "exclude": route.response_model_exclude,
@@ -220,7 +220,7 @@ def _compile(route: APIRoute) -> Endpoint:
     parts = parts_of(route)
     return Endpoint(
         function=parts.function,
-        # As FastAPI has it: a decorator may make a coroutine function of a plain one, or hide one.
+        # As in FastAPI: a decorator may turn a plain function into a coroutine function, or hide one.
         is_coroutine=inspect.iscoroutinefunction(parts.function)
         or inspect.iscoroutinefunction(inspect.unwrap(parts.function)),
         body_field=parts.body_field,

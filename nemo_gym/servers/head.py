@@ -1,4 +1,4 @@
-"""The head server: tells everyone what servers there are and where. It never tells a secret."""
+"""The head server: lists the servers with their addresses and the configuration, without secrets."""
 
 from collections.abc import Callable
 from typing import Any

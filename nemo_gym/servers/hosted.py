@@ -1,8 +1,8 @@
 """A hosted server: one object for both sides of a transport.
 
 Over HTTP it is the ASGI application that uvicorn serves; in this process it is the transport of the client.
-Either way a plain endpoint is called directly and anything else goes through the server's own FastAPI
-application, so the response is the same.
+Either way, simple endpoints are called directly and other requests go through the FastAPI application of the
+server, so the response is the same.
 """
 
 from collections.abc import Coroutine
@@ -105,7 +105,7 @@ class HostedServer(HostedApp):
         await send_reply(send, await self._respond(endpoint, arguments, request))
 
     async def _respond(self, endpoint: Endpoint, arguments: dict[str, Any], request: HostedRequest[R]) -> R:
-        """Call the endpoint; its result, or whatever it raises, becomes a response."""
+        """Call the endpoint; its result or its exception becomes a response."""
         if self._runs is not None:
             request.agent_request = self._runs.begin(request.cookies(), closes=endpoint is self._run_endpoint)
         reply: Reply
@@ -138,6 +138,6 @@ class HostedServer(HostedApp):
 def _check_reserved(name: str, app: FastAPI) -> None:
     if any(getattr(route, "path", None) == CLOSE_SESSION_PATH for route in app.routes):
         raise ComponentError(
-            f"{name}: the route {CLOSE_SESSION_PATH} is reserved. To free what a session holds, define "
-            "`async def close_session(self, session_id: str)` on the server; rename a tool of that name"
+            f"{name}: the route {CLOSE_SESSION_PATH} is reserved. To free the resources of a session, define "
+            "`async def close_session(self, session_id: str)` on the server; if it is a tool, rename it"
         )

@@ -1,7 +1,7 @@
 """The end of an agent's run: the sessions that began in it are closed on their servers.
 
-Closing never changes the run's result or error and delays it by `timeout_s` at most. A server goes on closing
-a session after that.
+Closing never changes the result or the error of the run and delays it by at most `timeout_s`. After that, the
+server continues to close the session.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ class RunSessions:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._without_route: set[str] = set()
-        """Servers that have no such route: they are not asked again."""
+        """Servers without the route; they are not called again."""
         self._warned: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self, cookies: Cookies, *, closes: bool) -> "AgentRequest":
-        """A request to the agent starts, with these cookies; `closes` if it is a run."""
+        """Call when a request to the agent starts, with its cookies; `closes` if it is a run."""
         return AgentRequest(self, cookies, closes)
 
     def start_closing(self, sessions: Iterable[ReceivedSession]) -> "asyncio.Task[None]":
-        """In a task of its own, which goes on if the run is cancelled."""
+        """Close the sessions in a separate task, which continues if the run is cancelled."""
         task = asyncio.create_task(self._close_all(list(sessions)))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
 
     async def _close_all(self, sessions: list[ReceivedSession]) -> None:
-        current_activity.set(None)  # the rollout's deadlines are not for this
+        current_activity.set(None)  # the deadlines of the rollout do not apply
         await asyncio.gather(*map(self._close, sessions))
 
     async def _close(self, session: ReceivedSession) -> None:
@@ -70,11 +70,11 @@ class RunSessions:
     def _warn(self, server_name: str, reason: str) -> None:
         level = logging.DEBUG if server_name in self._warned else logging.WARNING
         self._warned.add(server_name)
-        logger.log(level, "%s: a session could not be closed: %s", server_name, reason)
+        logger.log(level, "%s: cannot close a session: %s", server_name, reason)
 
 
 class AgentRequest:
-    """One request to an agent; `current_sessions` is for the code that serves it.
+    """One request to an agent. It sets `current_sessions` for the code that serves it.
 
     A run closes the sessions that began in it. Any other request, such as the agent's call of its own
     `/v1/responses`, passes their cookies on to its caller, also with an error.
@@ -93,12 +93,12 @@ class AgentRequest:
         return [("set-cookie", f"{one.cookie_name}={one.cookie_value}; Path=/") for one in kept]
 
     async def end(self) -> None:
-        """The code that serves the request is done."""
+        """Call when the code that serves the request has finished."""
         current_sessions.reset(self._token)
         await self.close_sessions()
 
     async def close_sessions(self) -> None:
-        """Close those that the caller does not know, once. A cancelled request does not wait for it."""
+        """Close the sessions that the caller does not know. A cancelled request does not wait for it."""
         if self._is_over or not self._received.kept:
             return
         self._is_over = True

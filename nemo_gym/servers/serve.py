@@ -1,4 +1,4 @@
-"""Serving over HTTP with uvicorn: a hosted server for the life of its process, the head server meanwhile."""
+"""Serving over HTTP with uvicorn: a hosted server in its own process, the head server beside other work."""
 
 import socket
 import sys
@@ -16,21 +16,21 @@ from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.undocumented.uvicorn_internals import serving
 
 GRACE_S = 10
-"""How long running requests may take to finish once a server is asked to stop."""
+"""How long running requests may take to finish when a server stops."""
 BACKLOG = 8192
 """Connections that may wait to be accepted: a collector opens hundreds at once."""
 _START_UP_FAILED = 3
-"""uvicorn's own exit code for it."""
+"""The exit code that uvicorn uses for a failed start-up."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, on whichever kind of address the host is."""
+    """A listening socket, IPv4 or IPv6 as the host requires."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 class Startup:
-    """An application that reports the end of its start-up: from then on its listener accepts requests."""
+    """Wraps an application; calls `on_ready` when its start-up is complete and it accepts requests."""
 
     def __init__(self, app: ASGIApp, on_ready: Callable[[], None] | None) -> None:
         self.is_complete = False
@@ -61,7 +61,7 @@ def uvicorn_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        # Longer than the client keeps an idle connection, so that the server is never first to close it.
+        # Longer than clients keep idle connections, so that the server never closes one first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=GRACE_S,
         backlog=BACKLOG,
@@ -75,24 +75,24 @@ def serve(
     listener: socket.socket | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; running requests are given some seconds to finish."""
+    """Serve until SIGTERM or SIGINT; running requests then have `GRACE_S` to finish."""
     startup = Startup(Activities(app), on_ready)
     server = uvicorn.Server(uvicorn_config(startup, instance.host, instance.port or 0))
-    with suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again once it has stopped
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped
         server.run([listener] if listener is not None else None)
-    if not startup.is_complete:  # its start-up raised, and uvicorn has logged it
+    if not startup.is_complete:  # the start-up failed, and uvicorn has logged the error
         sys.exit(_START_UP_FAILED)
 
 
 @asynccontextmanager
 async def serve_head(head: HeadServer) -> AsyncIterator[None]:
-    """The head server is served while the context is open."""
+    """Serve the head server while the context is open."""
     host, port = head.config.host, head.config.port
     try:
         listener = listen(host, port)
     except OSError as error:
         raise PortInUseError(
-            f"the head server cannot listen on {host}:{port}: {error.strerror}; is another ng_run up? "
+            f"the head server cannot listen on {host}:{port}: {error.strerror}; is another ng_run running? "
             "Stop it, or set another port with +head_server.port=<port>"
         ) from error
     config = uvicorn.Config(

@@ -33,7 +33,7 @@ from nemo_gym.session_cookies import session_cookie_name
 
 @dataclass(frozen=True)
 class Hosting:
-    """The instance that the running code is hosted as."""
+    """The instance that a component is being loaded for."""
 
     config: GymConfig
     instance: ServerInstance
@@ -53,7 +53,7 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
 
 
 def configure(config_class: type[BaseModel], config: GymConfig, instance: ServerInstance) -> BaseModel:
-    """An instance's block of the configuration as the class that its server declares."""
+    """The block of an instance, validated by the configuration class of its server."""
     data = {**instance.settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
     return validate_fields(config_class, data, config.texts, instance.path)
 
@@ -67,7 +67,7 @@ class BaseServer(BaseModel):
 
     @classmethod
     def config_class(cls) -> type[BaseModel]:
-        """The class that the server declares its `config` to be."""
+        """The class in the annotation of the field `config`."""
         annotation: Any = cls.model_fields["config"].annotation
         return cast(type[BaseModel], annotation)
 
@@ -93,7 +93,7 @@ class SimpleServer(BaseServer):
 
     @classmethod
     def is_one_per_run(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether the worker processes of a run share one server, in a process of its own.
+        """Whether all worker processes of a run share one server in a separate process.
 
         For a server that is large, or whose state cannot exist twice.
         """
@@ -131,14 +131,14 @@ class SimpleServer(BaseServer):
         return cast(Callable[[str], Any], hook)
 
     def _run_sessions(self) -> RunSessions | None:
-        """What closes the sessions that the server's runs received; None if it does not play rollouts."""
+        """Closes the sessions that the runs of an agent received; None if the server is not an agent."""
         return None
 
     @classmethod
     def run_webserver(cls) -> FastAPI | None:
-        """Serve this class as the instance that the command line configures, until stopped.
+        """Serve this class until stopped, as the instance that the command line configures.
 
-        Returns the application instead while a worker loads the module.
+        While a worker loads the module, returns the application instead.
         """
         hosting = current_hosting.get()
         if hosting is not None:
@@ -151,7 +151,7 @@ class SimpleServer(BaseServer):
             enable_plain_client(hosting.config.settings.plain_http_client)
             current_hosting.set(hosting)
             app = cls.from_instance(hosting).setup_webserver()
-        except NeMoGymError as error:  # run as a script, without our command line
+        except NeMoGymError as error:  # run as a script: there is no command that prints the error
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             sys.exit(error.exit_code)
         serve(HostedServer(hosting.instance.name, app, hosting.config.secrets), hosting.instance)

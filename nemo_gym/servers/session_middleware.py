@@ -20,7 +20,7 @@ class SessionMiddleware:
         self.app = app
         self.store = store
         self.runs = runs
-        """For agents: closes the sessions that their runs received."""
+        """For agents: closes the sessions that their runs received. None for other servers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -52,7 +52,7 @@ class SessionMiddleware:
             return [own] if request is None else [*request.passed_on(), own]
 
         async def send_when_closed(message: Message) -> None:
-            """The caller gets the end of the response once the sessions of a run are closed."""
+            """Send the end of the response only after the sessions of a run are closed."""
             if request is not None and is_last(message):
                 await request.close_sessions()
             await send(message)
@@ -66,7 +66,7 @@ class SessionMiddleware:
                 await request.end()
 
     def _closing_on_shutdown(self, receive: Receive) -> Receive:
-        """Sessions that are open at shutdown end before the application's own shutdown begins."""
+        """A `receive` that ends all open sessions before the application shuts down."""
 
         async def receive_and_close() -> Message:
             message = await receive()
@@ -78,7 +78,7 @@ class SessionMiddleware:
 
 
 class AppSessions(NamedTuple):
-    """What `add_sessions` gave to an application."""
+    """The sessions that `add_sessions` added to an application."""
 
     store: SessionStore
     runs: RunSessions | None
@@ -104,7 +104,7 @@ def is_close_session(method: str, path: str) -> bool:
 
 
 async def close_session(store: SessionStore, cookie: "str | Morsel[str] | None") -> None:
-    """End the session that a request to `/close_session` came with."""
+    """End the session that the cookie of a request to `/close_session` names."""
     session_id = session_id_in(cookie)
     if session_id is not None:
         await store.end(session_id)

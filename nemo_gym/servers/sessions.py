@@ -1,9 +1,9 @@
 """Sessions: one dictionary per caller, kept on the server and found by the id in a cookie.
 
-Invariants: two callers never see each other's session. What an endpoint writes into its session is there on
-the caller's next request. A session in use is never dropped. One that was dropped or closed does not come
-back empty: its id is refused. A session that holds nothing but its id costs no memory between requests.
-Exception: a server that defines `close_session` keeps every session that an endpoint asked for until it ends.
+Invariants: two callers never see each other's session. What an endpoint writes into its session is available
+to the caller's next request. A session in use is never dropped. A dropped or closed session does not come
+back empty: its id is refused. A session that contains only its id uses no memory between requests. Exception:
+a server that defines `close_session` keeps every session that an endpoint has used until the session ends.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Session(dict[str, Any]):
-    """What `request.session` gives. The id stays even if an endpoint clears the dictionary."""
+    """The value of `request.session`. It keeps its id even if an endpoint clears the dictionary."""
 
     __slots__ = ("id", "requests", "unused")
 
@@ -36,38 +36,38 @@ class Session(dict[str, Any]):
         super().__init__({SESSION_ID_KEY: session_id})
         self.id = session_id
         self.requests = 0
-        """How many requests use it right now."""
+        """How many requests use it now."""
         self.unused: asyncio.Event | None = None
-        """Set when no request uses it any more; exists if something waits for that."""
+        """Set when no request uses it any more; None unless a task waits for that."""
 
     @property
     def is_bare(self) -> bool:
-        """Whether there is nothing in it but its id."""
+        """Whether it contains only its id."""
         return len(self) == (SESSION_ID_KEY in self)
 
 
 class SessionEndedError(Exception):
-    """A request came with the id of a session that has ended. Another attempt begins another session."""
+    """A request has the id of a session that has ended. A new attempt begins a new session."""
 
     kind = FailureKind.INFRASTRUCTURE
 
 
 @dataclass(frozen=True)
 class SessionPolicy:
-    """How much one server remembers."""
+    """How many sessions and ids one server keeps."""
 
     capacity: int = 65_536
-    """Unused sessions that are kept; beyond it the longest unused is dropped."""
+    """How many unused sessions are kept; beyond that, the longest unused one is dropped."""
     evicted_ids: int = 65_536
-    """Ids of dropped sessions that are refused later. As many as sessions, about 200 bytes each."""
+    """How many ids of dropped sessions are refused later; about 200 bytes each."""
     closed_ids: int = 8_192
-    """Ids of closed sessions that are refused later. Late requests come soon or not at all."""
+    """How many ids of closed sessions are refused later. Late requests come soon or not at all."""
     shutdown_s: float = 5.0
     """Time for the `close_session` of the sessions that are open when the server shuts down."""
 
 
 class _RecentIds(OrderedDict[str, None]):
-    """The last ids that were added; `all_ids` has them too."""
+    """The ids added last, up to a limit. Keeps `all_ids` in step."""
 
     def __init__(self, limit: int, all_ids: set[str]) -> None:
         super().__init__()
@@ -94,14 +94,14 @@ class SessionStore:
     ) -> None:
         self.cookie_name = cookie_name
         self.log_error: Callable[[Exception], None] = self._log_error
-        """Called with what `close_session` raises."""
+        """Called with an exception that `close_session` raised."""
         self._policy = policy or SessionPolicy()
         self._prefix = "" if worker is None else f"{worker}w"
         self._close_session = close_session
         self._warned = False
         self._in_use: dict[str, Session] = {}
         self._kept: OrderedDict[str, Session] = OrderedDict()
-        """Those that no request uses, the longest unused first."""
+        """Sessions that no request uses, the longest unused first."""
         self.ended_ids: set[str] = set()
         """Ids that are refused."""
         self._evicted = _RecentIds(self._policy.evicted_ids, self.ended_ids)
@@ -109,9 +109,9 @@ class SessionStore:
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     def identify(self, cookie: "str | Morsel[str] | None", path: str = "") -> str:
-        """The session id of a request: the one in its cookie; a new one if there is none or not one of ours.
+        """The session id of a request: the one in its cookie, or a new one if the cookie has no valid id.
 
-        Seeding begins a session: it gets a new id if the one it came with has ended.
+        A request to `/seed_session` gets a new id if the session of its cookie has ended.
         """
         session_id = session_id_in(cookie)
         if session_id is None or (path == SEED_SESSION_PATH and session_id in self.ended_ids):
@@ -119,23 +119,25 @@ class SessionStore:
         return session_id
 
     def ended(self, session_id: str) -> SessionEndedError | None:
-        """Why a request with that id is refused; None if it is not."""
+        """The error for a request with this id; None if the session has not ended."""
         if session_id in self._closed:
             return SessionEndedError(f"session {session_id} is closed")
         if session_id in self._evicted:
             limit = self._policy.capacity
-            return SessionEndedError(f"session {session_id} was dropped: over {limit} unused ones were open")
+            return SessionEndedError(
+                f"session {session_id} was dropped: more than {limit} unused ones were open"
+            )
         return None
 
     def __len__(self) -> int:
         return len(self._in_use) + len(self._kept)
 
     def holds(self, session_id: str) -> bool:
-        """Whether there is more to the session than its id."""
+        """Whether the session is in use or kept."""
         return session_id in self._in_use or session_id in self._kept
 
     def open(self, session_id: str) -> Session:
-        """The session of a request with that id, as `identify` gives it."""
+        """The session with an id that `identify` returned."""
         session = self._in_use.get(session_id)
         if session is None:
             session = self._kept.pop(session_id, None) or Session(session_id)
@@ -145,7 +147,7 @@ class SessionStore:
         return session
 
     def close(self, session: Session) -> None:
-        """A request is over: a session that is to be kept outlives it."""
+        """Call when a request has ended. The session is kept if it has content or needs `close_session`."""
         session.requests -= 1
         if session.requests:
             return
@@ -159,15 +161,15 @@ class SessionStore:
             self._evict()
 
     async def end(self, session_id: str) -> None:
-        """End a session once the requests that use it are over; nothing to do if there is none."""
+        """End a session after the requests that use it; do nothing if it does not exist."""
         ending = self._ending.get(session_id)
         if ending is None and session_id not in self.ended_ids:
             ending = self._start_ending(session_id)
-        if ending is not None:  # goes on if the caller does not wait for it
+        if ending is not None:  # continues if the caller is cancelled
             await asyncio.shield(ending)
 
     async def end_all(self) -> None:
-        """The server shuts down: end every session that `close_session` has to see."""
+        """At shutdown: end every session for which `close_session` must be called."""
         if self._close_session is not None:
             for session_id in [*self._kept, *self._in_use]:
                 self._start_ending(session_id)
@@ -202,7 +204,7 @@ class SessionStore:
             self._warned = True
 
     def _start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
-        """From here on the id is refused."""
+        """Refuse the id from now on; returns the task that ends the session, if one is needed."""
         session = self._in_use.get(session_id)
         is_known = session is not None or self._kept.pop(session_id, None) is not None
         self._closed.add(session_id)
@@ -211,7 +213,7 @@ class SessionStore:
         return self._create_ending(session_id, session)
 
     def _create_ending(self, session_id: str, session: Session | None) -> "asyncio.Task[None]":
-        """A task of its own: `close_session` is not cancelled with the request that asked for it."""
+        """A separate task, so that `close_session` is not cancelled with the request that caused it."""
         ending = asyncio.create_task(self._finish(session_id, session))
         self._ending[session_id] = ending
         ending.add_done_callback(lambda _: self._ending.pop(session_id, None))

@@ -306,7 +306,7 @@ def test_failed_closing_does_not_change_the_result_and_is_reported_once(
         asyncio.run(run())
     assert calls.count("close_session") == 3
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["env: a session could not be closed: 500 no"]
+    assert messages == ["env: cannot close a session: 500 no"]
 
 
 def test_server_that_keeps_nothing_is_not_called(transport: str) -> None:

@@ -158,7 +158,7 @@ def test_stock_agent_returns_the_metrics_of_its_environment(folder: Path, has_ow
     [
         "        app = FastAPI()\n        app.post('/aggregate_metrics')(self.aggregate_metrics)\n",
         "        app = super().setup_webserver()\n        app.get('/x')(self.ask)\n"
-        "        app.router.routes[:] = [r for r in app.router.routes if r.name != 'tell_own_metrics']\n",
+        "        app.router.routes[:] = [r for r in app.router.routes if r.name != 'report_own_metrics']\n",
     ],
     ids=["application of its own", "route taken away"],
 )
@@ -259,4 +259,4 @@ class Refines(Forwards):
 
 @pytest.mark.parametrize(("cls", "own"), [(AggregatesMetrics, False), (Forwards, False), (Refines, True)])
 def test_class_that_overrides_a_hook_speaks_for_itself(cls: type[AggregatesMetrics], own: bool) -> None:
-    assert asyncio.run(cls().tell_own_metrics()) == {"own": own}
+    assert asyncio.run(cls().report_own_metrics()) == {"own": own}
