@@ -160,7 +160,7 @@ def test_header_carries_the_kind_through_every_server(kind: FailureKind) -> None
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, "infrastructure"), (400, "data")])
-def test_unknown_kind_in_a_header_leaves_it_to_the_status(status: int, kind: str) -> None:
+def test_unknown_kind_in_a_header_falls_back_to_the_status(status: int, kind: str) -> None:
     headers = ((FAILURE_KIND_HEADER, "infrastucture"), (FAILURE_STATUS_HEADER, str(status)))
     assert error_in(ClientResponse(500, headers, b"")).kind == kind
 

@@ -80,7 +80,7 @@ def test_a_limit_doubles_until_the_first_overload_then_grows_by_one() -> None:
     asyncio.run(grow())
 
 
-def test_many_refusals_of_one_moment_count_as_one() -> None:
+def test_simultaneous_overloads_count_as_one() -> None:
     async def refused() -> float:
         limit = EndpointLimit(64)
         began = [await limit.acquire() for _ in range(16)]

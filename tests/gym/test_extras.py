@@ -78,7 +78,7 @@ def test_installed_wheel_is_installed_again_from_its_file(installed: Path, wheel
     assert shlex.split(install_command(None, installed)) == ["pip", "install", str(wheel)]
 
 
-def test_installed_wheel_whose_file_is_gone_is_named_without_a_folder(installed: Path, wheel: Path) -> None:
+def test_installed_wheel_without_its_file_is_named_without_a_folder(installed: Path, wheel: Path) -> None:
     wheel.unlink()
     assert install_command(None, installed) == f"pip install {wheel.name}"
 

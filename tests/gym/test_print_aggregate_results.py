@@ -58,14 +58,14 @@ def test_means_are_separate_for_each_agent(tmp_path: Path) -> None:
     assert means_of(path) == {"é": {"reward": 0.75}, "b": {"reward": 0.0}}
 
 
-def test_rollouts_that_name_no_agent_count_as_one(tmp_path: Path) -> None:
+def test_rollouts_without_an_agent_count_as_one_agent(tmp_path: Path) -> None:
     nameless = [rollout(1.0, None), rollout(0.0, None, agent_ref={}), rollout(0.0, None, agent_ref="x")]
     assert means_of(write_rollouts(tmp_path, *nameless)) == {"reward": 1 / 3}
     with_one = write_rollouts(tmp_path, *nameless, rollout(1.0, "named"))
     assert means_of(with_one) == {"(no agent)": {"reward": 1 / 3}, "named": {"reward": 1.0}}
 
 
-def test_mean_of_many_is_that_of_the_aggregate_metrics(tmp_path: Path) -> None:
+def test_mean_of_many_values_agrees_with_the_aggregate_metrics(tmp_path: Path) -> None:
     chance = random.Random(0)
     rollouts = [rollout(chance.uniform(-1, 1), big=chance.choice([1e16, 1.0, -1e16])) for _ in range(5000)]
     means = means_of(write_rollouts(tmp_path, *rollouts))
@@ -75,7 +75,7 @@ def test_mean_of_many_is_that_of_the_aggregate_metrics(tmp_path: Path) -> None:
     assert means["reward"] == statistics.fmean(rollout["reward"] for rollout in rollouts)
 
 
-def test_mean_that_no_float_can_hold_is_left_out(tmp_path: Path) -> None:
+def test_mean_that_overflows_is_left_out(tmp_path: Path) -> None:
     path = write_rollouts(tmp_path, rollout(1.0, huge=1.7e308), rollout(1.0, huge=1.7e308))
     assert means_of(path) == {"reward": 1.0}
 

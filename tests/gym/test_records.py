@@ -73,7 +73,7 @@ def test_duplicate_key_is_reported_with_both_lines(tmp_path: Path) -> None:
     assert len(find_rollouts(path, BadLines(), once=False).index.keys) == 4
 
 
-def test_only_the_first_of_many_bad_lines_are_named(tmp_path: Path) -> None:
+def test_only_the_first_bad_lines_are_listed(tmp_path: Path) -> None:
     path = written(tmp_path, *["bad"] * 25, GOOD[0])
     bad_lines = BadLines(are_skipped=True)
     assert len(list(read_rollouts(path, bad_lines))) == 1

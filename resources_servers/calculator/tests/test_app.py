@@ -66,7 +66,7 @@ def test_expression_without_a_value_returns_the_reason(expression: str) -> None:
     assert post("/calculator", {"expression": expression}) == (200, json.dumps(result))
 
 
-def test_wrong_argument_of_a_call_is_named() -> None:
+def test_wrong_argument_of_a_call_is_an_error_with_its_name() -> None:
     status, text = post("/calculator", {"expr": "1+1"})
     assert status == 422
     assert "expression" in text

@@ -99,7 +99,7 @@ def test_invalid_address_is_refused_before_anything_starts(address: str) -> None
         OpenAIModel.check_config(new_model(openai_base_url=address).config)
 
 
-def test_extra_body_is_laid_over_every_request() -> None:
+def test_extra_body_overrides_fields_of_every_request() -> None:
     extra = {"temperature": 0.5, "vendor": {"a": [1]}}
     exchange = Exchange(hi, {"input": "x", "temperature": 1.0, "top_p": 0.9}, extra_body=extra)
     assert exchange.requests == [{"input": "x", "model": "mine", "top_p": 0.9, **extra}]
@@ -269,7 +269,7 @@ def test_response_that_is_not_a_json_object_is_a_failure_of_the_endpoint(text: s
     ("status", "kind"),
     [(400, "data"), (401, "configuration"), (404, "data"), (422, "data"), (501, "infrastructure")],
 )
-def test_error_of_the_endpoint_is_handed_on_with_status_and_body(status: int, kind: str) -> None:
+def test_error_of_the_endpoint_is_passed_on_with_status_and_body(status: int, kind: str) -> None:
     body = '{"error": {"message": "too long", "code": "context_length_exceeded"}}'
     exchange = Exchange(lambda request: web.Response(status=status, text=body), {"input": "x"})
     assert (exchange.response.status, asyncio.run(exchange.response.text())) == (status, body)

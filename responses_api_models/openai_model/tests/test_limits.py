@@ -39,12 +39,12 @@ def test_https_requests_do_not_wait_for_a_connection_pool() -> None:
     assert all("aiohttp" in headers["User-Agent"] for headers in endpoint.headers)
 
 
-def test_limit_holds_among_many() -> None:
+def test_limit_applies_to_many_concurrent_calls() -> None:
     assert asyncio.run(most_at_once(40, calls=300, expected=40)) == 40
 
 
 @pytest.mark.parametrize("setting", [{"max_tries": 0}, {"request_timeout_s": 0}, {"upstream_api": "grpc"}])
-def test_settings_that_make_no_sense_are_refused(setting: Json) -> None:
+def test_invalid_settings_are_refused(setting: Json) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))), open_model_server(chat_only, **setting):
         pass
 

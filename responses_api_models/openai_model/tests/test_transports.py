@@ -111,7 +111,7 @@ def test_invalid_response_is_the_same_failure_in_both_transports(bad: dict[str, 
     ],
 )
 @pytest.mark.parametrize("upstream", ["responses", "chat_completions"])
-def test_odd_request_has_the_same_outcome_in_both_transports(upstream: str, body: str) -> None:
+def test_unusual_request_has_the_same_outcome_in_both_transports(upstream: str, body: str) -> None:
     def script(request: dict[str, Any]) -> web.Response:
         return web.Response(text=(COMPLETION if "messages" in request else RESPONSE) % ("1", TOKENS % "[]"))
 

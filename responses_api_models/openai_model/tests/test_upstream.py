@@ -236,7 +236,7 @@ def test_few_of_many_requests_try_the_other_missing_route() -> None:
         assert it.apis.count("chat") < 20
 
 
-def test_trial_that_is_given_up_is_made_by_the_next() -> None:
+def test_cancelled_trial_is_repeated_by_the_next_call() -> None:
     hanging, second_is_here = threading.Event(), threading.Event()
 
     async def script(request: Json) -> web.Response:

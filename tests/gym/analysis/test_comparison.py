@@ -187,7 +187,7 @@ def test_one_shared_task_has_a_difference_and_no_interval(a: Path, b: Path) -> N
     assert (metric.std_err, metric.ci95_low, metric.p_value, metric.method) == (None, None, None, None)
 
 
-def test_tasks_that_all_differ_by_the_same_are_tested_by_their_signs(a: Path, b: Path) -> None:
+def test_equal_differences_are_compared_by_a_sign_test(a: Path, b: Path) -> None:
     """0.7 - 0.6 and 0.3 - 0.2 are not the same float."""
     metric = compared(a, b, {0: [0.6], 1: [0.2], 2: [0.1]}, {0: [0.7], 1: [0.3], 2: [0.2]}).metric
     assert (metric.method, metric.p_value) == (SIGN_TEST, 0.25)
@@ -202,7 +202,7 @@ def test_tasks_of_one_run_only_are_counted_and_left_out(a: Path, b: Path) -> Non
     assert agent.metric.difference == 0.5
 
 
-def test_agents_in_both_files_are_compared_each_and_others_are_named(a: Path, b: Path) -> None:
+def test_agents_in_both_files_are_compared_and_others_are_listed(a: Path, b: Path) -> None:
     shop, bank, odd = ({index: [reward] for index in tasks} for tasks, reward in _AGENTS)
     write(a, [*records(shop, "shop"), *records(bank, "bank"), *records(odd, "left")])
     write(b, [*records(bank, "bank"), *records(shop, "shop"), *records(odd, "right")])
@@ -227,7 +227,7 @@ def test_single_agents_of_two_files_are_compared_under_any_names(a: Path, b: Pat
     assert [(one.agent_a, one.agent_b) for one in found.agents] == [("plain", "with_tools")]
 
 
-def test_an_agent_without_shared_tasks_is_warned_of(a: Path, b: Path) -> None:
+def test_agent_without_shared_tasks_causes_a_warning(a: Path, b: Path) -> None:
     write(a, [*records({0: [1]}, "shop"), *records({1: [1]}, "bank")])
     write(b, [*records({0: [1]}, "shop"), *records({2: [1]}, "bank")])
     found = compare_runs(a, b)
@@ -444,7 +444,7 @@ def test_only_printable_characters_of_a_text_are_shown(text: str) -> None:
     assert one_line(text).isprintable()
 
 
-def test_a_torn_line_is_named_and_left_out_on_request(a: Path, b: Path) -> None:
+def test_torn_line_is_an_error_or_skipped_on_request(a: Path, b: Path) -> None:
     both(a, b)
     b.write_text(b.read_text() + '{"_ng_task_index": 9, "_ng')
     assert f"{b}:9: the last line is incomplete" in refused(a, b)
@@ -503,7 +503,7 @@ def write_many(path: Path, rollouts: int, text: str) -> None:
             )
 
 
-def test_a_comparison_costs_a_few_times_the_parsing_of_its_files(a: Path, b: Path) -> None:
+def test_comparison_takes_a_few_times_as_long_as_parsing(a: Path, b: Path) -> None:
     for path in (a, b):
         write_many(path, 50_000, "x" * 100)
     began = time.process_time()

@@ -210,7 +210,7 @@ def test_torn_last_line_is_reported_as_torn(files: Files) -> None:
     files.assert_refused("run.jsonl:2: the last line is incomplete", "resume_from_cache=true")
 
 
-def test_bad_lines_can_be_left_out(files: Files) -> None:
+def test_bad_lines_can_be_skipped(files: Files) -> None:
     rows = [row(task, index) for task in range(2) for index in range(3)]
     results = [
         result(0, 0, 0.25),
@@ -311,7 +311,7 @@ def test_failed_write_leaves_the_older_profile(files: Files, action: str, code: 
     assert (files.groups.read_text(), files.agents.read_text()) == ("older", "older")
 
 
-def test_folder_that_cannot_be_written_is_one_error(files: Files) -> None:
+def test_unwritable_folder_is_one_error(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 0)])
     files.groups.mkdir()
     with pytest.raises(ConfigError, match=r"cannot write beside .*run.jsonl: Is a directory"):

@@ -181,7 +181,7 @@ def test_field_with_mixed_types_is_not_a_column(tmp_path: Path, values: list[Any
     assert [json.loads(line).get("extra") for line in table["rollout_json"].to_pylist()] == values
 
 
-def test_a_field_of_the_rollout_hides_the_token_usage_of_its_name(tmp_path: Path) -> None:
+def test_field_of_the_rollout_replaces_a_token_count_of_the_same_name(tmp_path: Path) -> None:
     table = exported(tmp_path, rollout(0, input_tokens=1.5), rollout(1), rollout(2, input_tokens=None))
     assert table["input_tokens"].to_pylist() == [1.5, 20.0, None]
 
@@ -280,7 +280,7 @@ def test_a_rollout_without_a_conversation_is_exported_all_the_same(
     assert exported(tmp_path, rollout(**fields)).num_rows == 1
 
 
-def test_an_item_nested_without_end_does_not_end_the_export(tmp_path: Path) -> None:
+def test_deeply_nested_item_does_not_stop_the_export(tmp_path: Path) -> None:
     nested = '{"type": "deep", "a": ' + "[" * 1000 + "]" * 1000 + "}"
     line = json.dumps(rollout(response={"output": ["HERE"]})).replace('"HERE"', nested)
     assert exported(tmp_path, line)["transcript"].to_pylist()[0][2]["type"] == "deep"
@@ -349,7 +349,7 @@ def test_each_turn_of_the_model_is_one_chat_message(tmp_path: Path) -> None:
     ]
 
 
-def test_the_older_form_can_be_exported_in_its_turn(tmp_path: Path) -> None:
+def test_older_form_can_be_exported(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", rollout())
     export_rollouts(source, tmp_path / "older.jsonl")
     export_rollouts(tmp_path / "older.jsonl", tmp_path / "out.parquet")
@@ -358,7 +358,7 @@ def test_the_older_form_can_be_exported_in_its_turn(tmp_path: Path) -> None:
     assert row["reward"] == 1.0
 
 
-def test_no_rollouts_make_a_table_without_rows(tmp_path: Path) -> None:
+def test_without_rollouts_the_table_has_no_rows(tmp_path: Path) -> None:
     table = exported(tmp_path)
     assert table.column_names == ["task_index", "rollout_index", "agent", "transcript", "rollout_json"]
 
@@ -385,7 +385,7 @@ BAD_LINES: list[Any] = [rollout(0), TORN, rollout(1), rollout(0, reward=0.0), {"
         ([rollout(0), {"reward": 1.0}], r"in\.jsonl:2: not a rollout"),
     ],
 )
-def test_a_bad_line_is_named_and_the_earlier_output_is_left(
+def test_bad_line_is_an_error_and_leaves_the_earlier_output(
     tmp_path: Path, ending: str, lines: list[Any], told: str
 ) -> None:
     source, target = write(tmp_path / "in.jsonl", *lines), tmp_path / f"out.{ending}"
@@ -437,7 +437,7 @@ def test_row_groups_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("holes.parquet", "out.jsonl", r"holes\.parquet: row 2 has no rollout_json"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(
+def test_files_of_the_wrong_format_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -456,7 +456,7 @@ def test_files_that_do_not_fit_are_refused(
     assert Path("in.jsonl").read_text() == json.dumps(rollout()) + "\n"
 
 
-def test_a_disk_that_is_full_is_one_message_and_leaves_the_earlier_output(tmp_path: Path) -> None:
+def test_full_disk_is_one_error_and_leaves_the_earlier_output(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", *(rollout(task, note=os.urandom(2000).hex()) for task in range(200)))
     (tmp_path / "out.parquet").write_text("as before")
     script = """

@@ -124,7 +124,7 @@ def test_version_is_that_of_the_package(ng: Ng) -> None:
     assert {"python", "fastapi", "pydantic"} <= set(versions)
 
 
-def test_version_does_not_care_for_a_broken_env_file(ng: Ng, tmp_path: Path) -> None:
+def test_version_ignores_a_broken_env_file(ng: Ng, tmp_path: Path) -> None:
     write_files(tmp_path, {"env.yaml": "a: [1"})
     assert ng("version").code == 0
 
@@ -215,7 +215,7 @@ def test_folder_that_cannot_be_written_is_named(ng: Ng, tmp_path: Path) -> None:
     ng("init_resources_server", "+entrypoint=resources_servers/mine").assert_complains("resources_servers")
 
 
-def test_test_command_gives_back_the_outcome_of_the_tests(ng: Ng, tmp_path: Path) -> None:
+def test_test_command_returns_the_exit_code_of_the_tests(ng: Ng, tmp_path: Path) -> None:
     write_component(tmp_path, "failing", files={"tests/test_app.py": "def test_it(): assert [1] == [2]"})
     done = ng("test", "+entrypoint=resources_servers/failing")
     assert done.code == 1

@@ -90,7 +90,7 @@ def test_bad_line_is_one_error_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["rollouts.jsonl"]
 
 
-def test_the_json_can_be_left_out(ng: Ng, tmp_path: Path) -> None:
+def test_json_column_can_be_omitted(ng: Ng, tmp_path: Path) -> None:
     done = ng("export", "rollouts.jsonl", "out.parquet", "+include_json=false")
     assert done.out.endswith("(6 columns).\n")
     ng("export", "out.parquet", "back.jsonl").assert_complains("rollout_json", "+include_json=false")
@@ -108,7 +108,5 @@ def test_the_json_can_be_left_out(ng: Ng, tmp_path: Path) -> None:
         (("rollouts.jsonl", "out.parquet", "+limit=3"), ["unknown setting +limit="]),
     ],
 )
-def test_arguments_that_are_wrong_are_one_complaint(
-    ng: Ng, arguments: tuple[str, ...], expected: list[str]
-) -> None:
+def test_wrong_arguments_are_one_error(ng: Ng, arguments: tuple[str, ...], expected: list[str]) -> None:
     ng("export", *arguments).assert_complains(*expected)

@@ -69,7 +69,5 @@ def test_files_that_do_not_match_are_one_error_and_nothing_is_written(
         ((*ARGUMENTS, "+limit=3"), ["ng_materialize_prompts: unknown setting +limit="]),
     ],
 )
-def test_arguments_that_are_wrong_are_one_complaint(
-    ng: Ng, arguments: tuple[str, ...], expected: list[str]
-) -> None:
+def test_wrong_arguments_are_one_error(ng: Ng, arguments: tuple[str, ...], expected: list[str]) -> None:
     ng("materialize_prompts", *arguments).assert_complains(*expected)

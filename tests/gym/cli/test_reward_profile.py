@@ -61,7 +61,7 @@ def test_profile_is_shown_and_written_beside_the_rollouts(ng: Ng, tmp_path: Path
     assert json.loads((tmp_path / "run_agent_metrics.json").read_text())[0]["mean/reward"] == 4 / 7
 
 
-def test_complete_run_needs_no_flag_and_one_line(ng: Ng, run: Path) -> None:
+def test_complete_run_is_reported_in_one_line_without_a_flag(ng: Ng, run: Path) -> None:
     with run.open("a") as file:
         file.write(line(3, 1, reward=1))
         file.writelines(line(4, index, "other", reward=0.5) for index in range(2))

@@ -72,7 +72,9 @@ def test_a_break_is_shown_token_by_token(ng: Ng, rollouts: Path) -> None:
     ]
 
 
-def test_texts_are_shown_whole_and_made_harmless(ng: Ng, tmp_path: Path, rollouts: Path) -> None:
+def test_texts_are_shown_completely_without_control_characters(
+    ng: Ng, tmp_path: Path, rollouts: Path
+) -> None:
     write(rollouts, [record(BROKEN)])
     texts = {number: chr(97 + number % 26) for number in range(50)}
     path = tokenizer(
@@ -216,7 +218,5 @@ def test_bad_lines_are_skipped_and_reported_on_request(ng: Ng, rollouts: Path) -
         (("rollouts.jsonl", "+tokenizer=rollouts.jsonl"), ["rollouts.jsonl", "neither GGUF nor"]),
     ],
 )
-def test_arguments_that_are_wrong_are_one_complaint(
-    ng: Ng, arguments: tuple[str, ...], expected: list[str]
-) -> None:
+def test_wrong_arguments_are_one_error(ng: Ng, arguments: tuple[str, ...], expected: list[str]) -> None:
     ng("token_report", *arguments).assert_complains(*expected)

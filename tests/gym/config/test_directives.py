@@ -18,7 +18,7 @@ def test_inherit_from_moves_and_local_keys_lie_over_it() -> None:
     }
 
 
-def test_copy_leaves_the_source() -> None:
+def test_copy_keeps_the_source() -> None:
     assert applied("{a: {x: 1}, b: {_copy: a, x: 2}}") == {"a": {"x": 1}, "b": {"x": 2}}
 
 

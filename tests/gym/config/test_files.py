@@ -79,7 +79,7 @@ def test_files_are_found_under_extra_roots_first(
     assert load("+config_paths=a.yaml").data["x"] == "extra"
 
 
-def test_paths_may_hold_interpolations(write: Write, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_may_contain_interpolations(write: Write, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     write("deep/b.yaml", "x: 1")
     write("a.yaml", "folder: deep\nconfig_paths: ['${folder}/b.yaml']")
     monkeypatch.setenv("CONFIG_NAME", "a")

@@ -55,7 +55,7 @@ def test_fast_parser_agrees_with_the_grammar(text: str) -> None:
         "http://x:8/v1",
     ],
 )
-def test_usual_values_need_no_parser(text: str) -> None:
+def test_common_values_do_not_load_the_parser(text: str) -> None:
     assert parse_plain(text) is not None
 
 

@@ -88,7 +88,7 @@ def test_defaults_are_below_everything(write: Write) -> None:
     assert (config.data["x"], config.data["y"]) == ("file", {"z": "default"})
 
 
-def test_working_directory_can_be_given(write: Write, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_working_directory_can_be_set(write: Write, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "a.yaml").write_text("x: 1")
     (folder / "env.yaml").write_text("config_paths: a.yaml\ny: 2")

@@ -35,7 +35,7 @@ def test_later_value_wins_and_other_values_are_kept(base: dict[str, Any], top: d
 
 
 @given(TREES, TREES)
-def test_neither_side_is_changed(base: dict[str, Any], top: dict[str, Any]) -> None:
+def test_comparison_changes_neither_file(base: dict[str, Any], top: dict[str, Any]) -> None:
     before = repr((base, top))
     deep_merge(base, top)
     assert repr((base, top)) == before

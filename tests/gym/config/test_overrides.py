@@ -20,7 +20,7 @@ from nemo_gym.errors import ConfigSyntaxError
         ["+limit=1", "--limit", "2", "limit=3"],
     ],
 )
-def test_all_spellings_mean_the_same_and_the_last_wins(argv: list[str]) -> None:
+def test_all_spellings_are_equivalent_and_the_last_wins(argv: list[str]) -> None:
     overrides = parse_arguments(argv)
     assert overrides.values == {"limit": 3}
     assert overrides.texts == {"limit": "3"}
@@ -127,7 +127,7 @@ def test_null_is_none_only_unquoted() -> None:
     assert parse_arguments(["--name", "null"], {"name"}).values == {"name": None}
 
 
-def test_quotes_give_their_content() -> None:
+def test_quoted_text_is_unquoted() -> None:
     assert parse_arguments(["+name='a, b'", '+other="c=d"'], {"name"}).values == {
         "name": "a, b",
         "other": "c=d",
@@ -202,7 +202,7 @@ def test_deletion_with_a_value_is_refused() -> None:
         parse_arguments(["~a=1"])
 
 
-def test_python_callers_give_mappings_or_texts() -> None:
+def test_python_callers_may_pass_mappings_or_texts() -> None:
     assert overrides_from({"a.b": "1,2", "a": {"c": (1,)}}).values == {"a": {"b": "1,2", "c": [1]}}
     assert overrides_from(OmegaConf.create({"a": {"b": 1}})).values == {"a": {"b": 1}}
     assert overrides_from(["+a=1", "~b"]) == parse_arguments(["+a=1", "~b"])

@@ -57,7 +57,7 @@ def test_every_server_gets_its_own_port_that_is_not_the_head_servers(two_files: 
         assert "worker_ports" not in block
 
 
-def test_workers_get_a_port_each(two_files: str, load: Load) -> None:
+def test_each_worker_gets_its_own_port(two_files: str, load: Load) -> None:
     given = find_open_port()
     config = assign_ports(load(two_files, *POLICY, f"+{CALC}.num_workers=3", f"+{CALC}.port={given}"))
     workers = config.server("calc").settings["worker_ports"]

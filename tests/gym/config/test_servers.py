@@ -113,7 +113,7 @@ def test_almost_servers_can_be_left_out_with_a_warning(
     assert "bad.responses_api_models.m.entrypoint: required" in caplog.text
 
 
-def test_any_domain_will_do_but_an_empty_one(write: Write, load: Load) -> None:
+def test_any_domain_except_an_empty_one_is_accepted(write: Write, load: Load) -> None:
     write("a.yaml", "a: {resources_servers: {m: {entrypoint: app.py, domain: astrology}}}")
     assert load("+config_paths=a.yaml").server("a").settings["domain"] == "astrology"
     with pytest.raises(AlmostServerError, match=r"domain: required"):

@@ -86,7 +86,7 @@ def test_an_empty_completion_becomes_an_empty_message(empty: dict[str, Any]) -> 
     assert output(**empty) == [said("")]
 
 
-def test_calls_without_an_id_get_one_each() -> None:
+def test_each_call_without_an_id_gets_its_own_id() -> None:
     bare = {"function": {"name": "add", "arguments": {}}}
     items = output(tool_calls=[bare, bare, {**bare, "id": ""}])
     ids = [item.pop("call_id") for item in items]

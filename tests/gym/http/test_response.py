@@ -188,7 +188,7 @@ def received_by_server(cookies: Any) -> dict[str, str]:
     return cookie_parser(header)
 
 
-def test_cookies_are_morsels_by_name_as_aiohttp_gives_them() -> None:
+def test_cookies_are_morsels_by_name_as_in_aiohttp() -> None:
     cookies = set_by_server(a="1", b="two words").cookies
     assert isinstance(cookies, SimpleCookie)
     assert {name: morsel.value for name, morsel in cookies.items()} == {"a": "1", "b": "two words"}
@@ -211,7 +211,7 @@ def test_cookie_with_unusual_characters_is_sent_back_unchanged() -> None:
 @pytest.mark.parametrize(
     "header", ["", "=x", "novalue", 'broken="unterminated', "sp ace=1", "a[b]=1", "path=1"]
 )
-def test_cookie_that_cannot_be_read_hides_no_other(header: str) -> None:
+def test_unreadable_cookie_does_not_hide_others(header: str) -> None:
     response = ClientResponse(200, [("Set-Cookie", header), ("Set-Cookie", "good=1")], b"")
     assert response.cookies["good"].value == "1"
 

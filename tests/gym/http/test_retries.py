@@ -130,7 +130,7 @@ def test_error_status_between_our_servers_is_a_response(status: int) -> None:
     assert play(CONNECT_ONLY, status).calls == 1
 
 
-def test_waits_double_up_to_the_longest_and_half_of_each_is_random() -> None:
+def test_delays_double_up_to_the_maximum_and_half_of_each_is_random() -> None:
     policy = RetryPolicy(attempts=8, base_delay_s=1.0, max_delay_s=10.0, statuses=(503,))
     waits = play(policy, 503).waits
     for wait, longest in zip(waits, [1, 2, 4, 8, 10, 10, 10], strict=True):
@@ -143,7 +143,7 @@ def test_rate_limit_does_not_use_up_the_retries() -> None:
     assert (status_of(outcome), outcome.calls) == (200, 18)
 
 
-def test_rate_limit_without_end_stops_at_the_deadline() -> None:
+def test_endless_rate_limit_ends_at_the_deadline() -> None:
     policy = RetryPolicy(total_s=60.0, base_delay_s=1.0, max_delay_s=8.0, statuses=(429,))
     outcome = play(policy, 429)
     assert status_of(outcome) == 429
@@ -192,7 +192,7 @@ def test_unreadable_retry_after_is_ignored(retry_after: str) -> None:
     assert 0.25 <= wait <= 0.5
 
 
-def test_backoff_after_very_many_failures_is_the_longest_wait() -> None:
+def test_backoff_after_many_failures_is_the_maximum_delay() -> None:
     assert 15 <= MODEL_ENDPOINT.delay_s(5000, None) <= 30
 
 

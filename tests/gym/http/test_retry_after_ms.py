@@ -17,7 +17,7 @@ def test_milliseconds_win_over_seconds() -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "", "1s"])
-def test_unreadable_milliseconds_leave_the_seconds(text: str) -> None:
+def test_unreadable_milliseconds_fall_back_to_the_seconds(text: str) -> None:
     assert parsed_delay_s(retry_after="7", retry_after_ms=text) == 7.0
     assert parsed_delay_s(retry_after_ms=text) is None
 

@@ -74,9 +74,7 @@ def test_extra_root_comes_before_the_working_directory(folder: Path, monkeypatch
     assert ask(config, "twice") == ["extra root"]
 
 
-def test_one_name_under_two_roots_means_each_in_its_turn(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_name_under_two_roots_is_resolved_per_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for root in ("a", "b"):
         app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
         config = write_component(folder / root, "wanders", app, {"utils.py": f"WORD = '{root}'"})
@@ -169,7 +167,7 @@ def test_package_file_of_a_component_runs_before_its_app(folder: Path) -> None:
     assert ask(config, "packaged") == [1]
 
 
-def test_ordinary_import_after_hosting_means_the_first_root_again(
+def test_import_after_hosting_uses_the_first_root_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_component(folder / "a", "moves", SERVER + "ANSWER = 'a'")

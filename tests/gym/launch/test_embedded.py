@@ -222,7 +222,7 @@ def test_client_reaches_no_server_after_closing(folder: Path) -> None:
     asyncio.run(after())
 
 
-def test_open_files_may_be_as_many_as_allowed(folder: Path) -> None:
+def test_open_file_limit_is_raised_to_the_hard_limit(folder: Path) -> None:
     path = write_component(folder, "files")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))

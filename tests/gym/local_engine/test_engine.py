@@ -30,7 +30,7 @@ async def hi(engine: LocalEngine) -> list[int]:
     return await Conversation([{"role": "user", "content": "Say hi"}], [], {}).prompt(engine, 2)
 
 
-def test_engine_that_dies_is_started_again_and_the_request_succeeds(
+def test_engine_that_dies_is_restarted_and_the_request_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def killed() -> int:

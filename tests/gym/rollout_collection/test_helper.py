@@ -57,7 +57,7 @@ def test_agent_gets_exactly_the_materialized_input(playground: Playground) -> No
     assert sorted(playground.bodies()) == sorted(playground.materialized.read_bytes().splitlines())
 
 
-def test_run_without_any_success_gives_an_empty_sequence(playground: Playground) -> None:
+def test_run_without_successes_returns_an_empty_sequence(playground: Playground) -> None:
     for task in range(3):
         playground.set_response(f"{task}:0", "[]")
     rollouts = playground.collect()

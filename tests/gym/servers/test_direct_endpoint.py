@@ -179,7 +179,7 @@ def test_background_task_runs(path: str, done: str) -> None:
     assert (asyncio.run(run()).status, log) == (200, [done])
 
 
-def test_response_object_that_several_requests_give_back_carries_no_other_callers_cookie() -> None:
+def test_shared_response_object_has_no_cookie_of_another_caller() -> None:
     async def run() -> list[ClientResponse]:
         call = call_for("/plain_shared_response", GOOD)
         return [await HOSTED.send(call) for _ in range(3)]

@@ -127,7 +127,7 @@ def streaming() -> FastAPI:
 
 
 @pytest.mark.parametrize("path", ["/direct", "/through"])
-def test_stream_arrives_whole_or_is_an_error_on_both_transports(
+def test_stream_is_complete_or_an_error_on_both_transports(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run(client: ServerClient) -> bytes:

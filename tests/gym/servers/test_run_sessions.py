@@ -216,7 +216,7 @@ def test_slow_closing_delays_a_run_by_the_timeout_only_and_continues(transport: 
     asyncio.run(run())
 
 
-def test_session_that_the_caller_brought_is_left_to_the_caller(transport: str) -> None:
+def test_session_of_the_caller_is_not_closed(transport: str) -> None:
     world = World()
 
     async def run() -> None:

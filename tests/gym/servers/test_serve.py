@@ -8,7 +8,7 @@ from nemo_gym.servers.serve import listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", pytest.param("::1", id="IPv6")])
-def test_listens_on_the_address_that_is_given(host: str) -> None:
+def test_server_listens_on_the_configured_address(host: str) -> None:
     try:
         listener = listen(host, 0)
     except OSError:

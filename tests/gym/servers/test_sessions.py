@@ -176,7 +176,7 @@ def test_empty_session_uses_no_memory_after_the_request(emptied: bool) -> None:
     assert len(store) == 0
 
 
-def test_session_that_loses_its_content_costs_no_memory_any_more() -> None:
+def test_session_that_loses_its_content_uses_no_memory() -> None:
     store = SessionStore("c")
     session = store.open(ID)
     session["a"] = 1

@@ -56,7 +56,7 @@ def test_only_rows_without_a_result_are_sent_again_after_an_outage() -> None:
     assert sleep.seconds == [0.5]
 
 
-def test_short_stream_counts_as_an_outage() -> None:
+def test_short_stream_is_an_infrastructure_failure() -> None:
     handle, stats, sleep = Scripted(([1], None), ([], None), ([0], None)), RolloutStats(), RecordedSleep()
     play_group(handle, 2, retry_policy=row_attempts(3), stats=stats, sleep=sleep)
     assert handle.dispatches == [[0, 1], [0], [0]]

@@ -41,14 +41,14 @@ def test_prompt_equal_to_all_earlier_tokens_is_not_a_break(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "output", [[], None, "text", [message()], [None, 3, "x"], [{**message(), **bundle(None, None)}]]
 )
-def test_rollouts_without_token_ids_are_counted_and_no_defect(tmp_path: Path, output: Any) -> None:
+def test_rollouts_without_token_ids_are_counted_but_not_as_defects(tmp_path: Path, output: Any) -> None:
     found = check(tmp_path, output, [{**message(), **bundle([1], [2])}])
     assert found.is_clean
     assert (found.rollouts_with_tokens, found.rollouts_without_tokens) == (1, 1)
 
 
 @pytest.mark.parametrize("response", [None, 3, "x", []])
-def test_a_rollout_without_a_response_is_one_without_token_ids(tmp_path: Path, response: Any) -> None:
+def test_rollout_without_a_response_counts_as_without_token_ids(tmp_path: Path, response: Any) -> None:
     path = write(tmp_path / "rollouts.jsonl", [record(None, response=response)])
     assert report_tokens(path).rollouts_without_tokens == 1
 
@@ -148,7 +148,7 @@ def test_ids_in_place_of_texts_are_not_used_as_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bundled_model() is None, reason="the package with the small model is not installed")
-def test_the_small_model_gives_texts_to_rollouts_that_name_it(tmp_path: Path) -> None:
+def test_texts_come_from_the_small_model_if_the_rollout_names_it(tmp_path: Path) -> None:
     output = [{**message(), **bundle([1, 2], [17, 18])}, {**message(), **bundle([1, 2, 17, 19], [20])}]
     records = [
         record(output, response={"model": f"org/{name}", "output": output})
@@ -190,7 +190,7 @@ def test_the_small_model_gives_texts_to_rollouts_that_name_it(tmp_path: Path) ->
         ("empty_generation", 1, {"generation_token_ids": [], "generation_log_probs": []}),
     ],
 )
-def test_a_defect_is_counted_with_its_place(
+def test_defect_is_counted_with_its_position(
     tmp_path: Path, defect: str, values: int, fields: dict[str, Any]
 ) -> None:
     assert defect in DEFECTS
@@ -245,7 +245,7 @@ def test_the_kinds_of_log_probabilities_are_counted(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_of_many_kinds_of_log_probabilities_needs_no_memory(tmp_path: Path) -> None:
+def test_many_kinds_of_log_probabilities_need_no_additional_memory(tmp_path: Path) -> None:
     outputs = [[{**message(), **bundle([1], [2], generation_log_probs_mode=f"mode {n}")}] for n in range(30)]
     modes = check(tmp_path, *outputs).log_probs_modes
     assert (len(modes), modes[OTHER_MODES]) == (21, 10)
@@ -260,7 +260,7 @@ def test_rollouts_that_the_environment_masked_are_not_trainable(tmp_path: Path) 
     assert found.is_clean
 
 
-def test_bad_lines_end_the_reading_or_are_left_out(tmp_path: Path) -> None:
+def test_bad_lines_are_an_error_or_are_skipped(tmp_path: Path) -> None:
     good = json.dumps(record([{**message(), **bundle([1], [2])}]))
     path = tmp_path / "rollouts.jsonl"
     path.write_text(f"{good}\nnonsense\n{good}\n")

@@ -38,7 +38,7 @@ def gguf(tokens: Sequence[bytes], kinds: Sequence[int] | None, model: bytes, *, 
         ("llama", ["</s>", "▁Hi", "<0x0A>", "<0xC3>", "<0xA9>"], [3, 1, 6, 6, 6], "</s> Hi\né"),
     ],
 )
-def test_a_gguf_file_gives_the_texts_of_its_tokens(
+def test_gguf_file_contains_the_texts_of_its_tokens(
     tmp_path: Path, model: str, tokens: list[str], kinds: list[int] | None, text: str
 ) -> None:
     path = tmp_path / "model.gguf"

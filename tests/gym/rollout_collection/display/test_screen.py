@@ -138,7 +138,7 @@ def test_lines_fit_the_terminal_that_is_written_to(columns: int, monkeypatch: py
     assert 0 < columns < 60 or bar.endswith(" 45/200 [01:05<03:50, 42/min]")  # the bar shrinks first
 
 
-def test_run_continues_when_the_terminal_is_gone(terminal: Terminal) -> None:
+def test_run_continues_when_the_terminal_is_closed(terminal: Terminal) -> None:
     display = Display(terminal)
     display.show(snapshot())
     terminal.close()
@@ -147,7 +147,7 @@ def test_run_continues_when_the_terminal_is_gone(terminal: Terminal) -> None:
     display.finish(snapshot(200))
 
 
-def test_bar_leaves_the_start_method_of_multiprocessing_open() -> None:
+def test_bar_does_not_set_the_start_method_of_multiprocessing() -> None:
     code = (
         "import io, multiprocessing\n"
         "from nemo_gym.progress_bar import ProgressBar\n"

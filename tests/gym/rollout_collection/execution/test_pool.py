@@ -276,7 +276,7 @@ def test_silent_worker_is_killed_and_its_rollouts_are_played_again(caplog: pytes
     assert "worker 0 has sent nothing for 0.2 s; killing it" in caplog.text
 
 
-def test_worker_that_is_slow_to_end_is_killed() -> None:
+def test_worker_that_does_not_exit_in_time_is_killed() -> None:
     async def run_worker(end: WorkerEnd) -> None:
         await playing(at_once)(end)
         await asyncio.Event().wait()
@@ -287,7 +287,7 @@ def test_worker_that_is_slow_to_end_is_killed() -> None:
     assert run.links[0].was_killed
 
 
-def test_worker_that_is_still_starting_when_all_is_played_is_not_waited_for() -> None:
+def test_run_does_not_wait_for_a_worker_that_is_still_starting() -> None:
     lives = iter([True])
 
     async def run_worker(end: WorkerEnd) -> None:

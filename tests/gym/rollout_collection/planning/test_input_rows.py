@@ -140,7 +140,7 @@ def test_repeats_can_be_set_per_agent_of_the_configuration() -> None:
     assert len(planned(f"{A}\n", num_repeats={"agent": 4})) == 4
 
 
-def test_repeats_for_no_agent_name_all_that_lack_them() -> None:
+def test_missing_repeats_are_reported_for_all_agents() -> None:
     rows = [row(agent_ref={"name": name}) for name in ("here", "zeta", "alpha", "zeta")]
     message = refusal(lines(*rows), num_repeats={"here": 1})
     assert "num_repeats" in message and "_default" in message
@@ -229,7 +229,7 @@ def test_input_without_rows_is_refused(content: str) -> None:
     assert "in.jsonl" in refusal(content)
 
 
-def test_relative_input_is_looked_for_under_the_component_roots(
+def test_relative_input_is_searched_under_the_component_roots(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_files(folder / "extra", {"data/rows.jsonl": f"{A}\n{B}\n"})

@@ -50,7 +50,7 @@ def test_done_and_spent_rollouts_are_not_played(tmp_path: Path) -> None:
     assert work.skipped_by_agent == {"agent0": 2} and work.to_run_by_agent == {"agent1": 2}
 
 
-def test_rollout_has_the_attempts_that_earlier_runs_left(tmp_path: Path) -> None:
+def test_rollout_has_the_remaining_attempts_of_earlier_runs(tmp_path: Path) -> None:
     work = work_of(plan_of(tmp_path, 3), [], failed(1), failed(2, attempts=2))
     rollouts = list(work.rollouts())
     assert [one.data_attempts_left for one in rollouts] == [2, 2, 1]
@@ -62,7 +62,7 @@ def test_success_in_the_output_outweighs_earlier_failures(tmp_path: Path) -> Non
     assert tasks_of(work) == [1] and work.num_skipped == 0
 
 
-def test_rollouts_that_the_plan_does_not_have_are_counted(tmp_path: Path) -> None:
+def test_rollouts_outside_the_plan_are_counted(tmp_path: Path) -> None:
     work = work_of(plan_of(tmp_path, 2), [0, 7, 8])
     assert work.not_planned == 2 and work.num_done == 1 and tasks_of(work) == [1]
 

@@ -60,7 +60,7 @@ def test_unchanged_metrics_are_not_written_again(playground: Playground) -> None
         assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_metrics_are_written_anew_when_they_are_gone_or_changed(playground: Playground) -> None:
+def test_missing_or_changed_metrics_are_written_again(playground: Playground) -> None:
     playground.collect()
     good = metrics_file(playground).read_bytes()
     metrics_file(playground).unlink()
@@ -410,7 +410,7 @@ def test_settings_that_cannot_change_results_are_not_compared(playground: Playgr
     assert len(rollouts) == 3
 
 
-def test_key_that_was_empty_may_be_given(playground: Playground) -> None:
+def test_empty_key_may_be_set(playground: Playground) -> None:
     playground.servers["policy_api_key"] = ""
     playground.collect()
     playground.servers["policy_api_key"] = "sk-another-one"
@@ -434,7 +434,7 @@ def test_larger_limit_or_more_repeats_run_only_the_new_rollouts(playground: Play
     assert len(manifest["resumed_at"]) == 3
 
 
-def test_rows_at_the_end_of_the_input_are_a_top_up(playground: Playground) -> None:
+def test_rows_appended_to_the_input_are_added_to_the_plan(playground: Playground) -> None:
     playground.collect()
     playground.played()
     playground.write_input(row("a"), row("b"), row("c"), row("d"))

@@ -109,7 +109,7 @@ def test_credentials_in_an_address_are_hidden(playground: Playground) -> None:
         assert "pass-never-shown" not in path.read_text(), path
 
 
-def test_of_long_values_the_part_that_differs_is_shown() -> None:
+def test_only_the_differing_part_of_long_values_is_shown() -> None:
     same = "the same words again and again " * 10
     [line] = differences({"input": f"{same}then this"}, {"input": f"{same}then that"})
     assert "then this" in line and "then that" in line

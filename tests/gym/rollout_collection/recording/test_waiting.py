@@ -51,7 +51,7 @@ def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
     assert asyncio.run(run()) == {"host:1": 24, "host:2": 3}
 
 
-def test_limits_of_a_server_that_is_gone_are_forgotten() -> None:
+def test_limits_of_a_stopped_server_are_removed() -> None:
     async def run() -> None:
         async with serving(responding_with('{"limits": {"host:1": 16}}')) as url:
             limits = ServedLimits([url])

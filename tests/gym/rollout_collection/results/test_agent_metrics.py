@@ -228,7 +228,7 @@ def test_file_is_formatted_as_by_python_with_agents_in_order(folder: Path) -> No
     assert entries[2]["group_level_metrics"] == []
 
 
-def test_no_agents_are_an_empty_list() -> None:
+def test_without_agents_the_list_is_empty() -> None:
     assert written({}) == []
 
 

@@ -87,7 +87,7 @@ def test_shards_are_merged_in_the_order_of_the_keys_and_measured() -> None:
     assert entry["group_level_metrics"] == expected.group_level_metrics
 
 
-def test_metrics_are_those_of_each_agent() -> None:
+def test_each_agent_has_its_own_metrics() -> None:
     write_shard("a.jsonl", [rollout(0, 0, 1.0, "x"), rollout(1, 0, 0.0, "y")])
     write_shard("b.jsonl", [rollout(2, 0, 0.0, "x")])
     found = {entry["agent_ref"]["name"]: entry["key_metrics"] for entry in entries(aggregate("?.jsonl"))}
@@ -130,7 +130,7 @@ def test_files_without_rollouts_are_left_out() -> None:
         assert keys(read("all.jsonl")) == [(0, 0)]
 
 
-def test_glob_may_match_all_that_runs_leave_beside_their_rollouts() -> None:
+def test_glob_may_match_other_files_of_runs() -> None:
     write_shard("in/a.jsonl", [rollout(0, 0)])
     write_shard("in/b.jsonl", [rollout(1, 0)])
     Path("in/deeper").mkdir()
@@ -210,7 +210,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("kind", BAD_LINES)
-def test_line_that_is_not_a_rollout_is_refused_with_its_place(kind: str) -> None:
+def test_line_that_is_not_a_rollout_is_an_error_with_its_position(kind: str) -> None:
     write_shard("a.jsonl", [rollout(1, 0)])
     write_shard("b.jsonl", [GOOD], BAD_LINES[kind])
     Path("all.jsonl").write_text("as it was")
@@ -229,7 +229,7 @@ def test_torn_last_line_is_an_error_that_says_what_to_do() -> None:
         aggregate("a.jsonl")
 
 
-def test_last_line_without_an_end_that_is_whole_counts() -> None:
+def test_complete_last_line_without_a_newline_counts() -> None:
     write_shard("a.jsonl", [GOOD], json.dumps(rollout(1, 0)))
     aggregate("a.jsonl")
     assert keys(read("all.jsonl")) == [(0, 0), (1, 0)]

@@ -72,7 +72,7 @@ def test_rollout_that_took_several_attempts_has_the_number_of_the_attempt(playgr
     assert found == {0: None, 1: 2, 2: None}
 
 
-def test_retries_that_score_differently_are_flagged_also_after_a_resume(
+def test_warning_about_retried_rollouts_is_repeated_after_a_resume(
     playground: Playground, capsys: Capture
 ) -> None:
     playground.write_input(*(row(str(number)) for number in range(40)))
@@ -123,7 +123,7 @@ def test_non_finite_values_of_a_retried_rollout_are_counted(playground: Playgrou
     assert "values that are NaN or infinite are left out: speed 1" in capsys.readouterr().err
 
 
-def test_metrics_that_cannot_be_written_cost_a_warning_and_not_the_run(
+def test_unwritable_metrics_cause_a_warning_and_do_not_fail_the_run(
     playground: Playground, capsys: Capture
 ) -> None:
     playground.collect()
