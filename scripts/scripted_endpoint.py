@@ -120,7 +120,7 @@ class ScriptedEndpoint:
         output = await given if inspect.isawaitable(given) else given
         if isinstance(output, web.Response):
             return output
-        answer = {
+        response = {
             "id": f"resp_{next(self._numbers)}",
             "object": "response",
             "created_at": 0,
@@ -138,4 +138,4 @@ class ScriptedEndpoint:
                 "output_tokens_details": {"reasoning_tokens": 0},
             },
         }
-        return web.Response(body=orjson.dumps(answer), content_type="application/json")
+        return web.Response(body=orjson.dumps(response), content_type="application/json")

@@ -201,7 +201,7 @@ RL_ORDER = [
     "models.weights",
     "models.generation",
 ]
-"""From low to high; a package stands for the modules in it that are not named."""
+"""From low to high; a package includes its modules that are not listed separately."""
 REACH_GYM = {
     "lazy",
     "undocumented",

@@ -53,7 +53,7 @@ def test_whole_number_of_any_size_stays_exact(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("beside", [{}, {"big": 2**70}, {7: "a key that is no text"}, {"half": "\ud800"}])
+@pytest.mark.parametrize("beside", [{}, {"big": 2**70}, {7: "a key that is not text"}, {"half": "\ud800"}])
 def test_nan_and_infinities_become_null_next_to_any_value(number: float, beside: dict[Any, Any]) -> None:
     data = encode_json({"list": [number, 1.5], **beside})
     assert json.loads(data, parse_constant=pytest.fail)["list"] == [None, 1.5]

@@ -218,7 +218,7 @@ def test_no_more_than_max_steps_calls_of_the_model() -> None:
     world = World(lambda request: says(function_call("add", a=1)), max_steps=3)
     output = world.run()["response"]["output"]
     assert len(world.model.requests) == 3
-    assert len(world.tool_calls) == 2  # nobody would read what the last call says
+    assert len(world.tool_calls) == 2  # the output of the last call would not be used
     assert [item["type"] for item in output] == ["function_call", "function_call_output"] * 2 + [
         "function_call"
     ]

@@ -182,7 +182,7 @@ def test_openai_gets_no_seed_with_responses_and_one_warning_is_logged(
 
 
 class Turnstile:
-    """An endpoint that lets nobody go before it is told to."""
+    """An endpoint that responds to no request before it is released."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -220,7 +220,7 @@ async def most_at_once(limit: int | None, calls: int, expected: int) -> int:
         while turnstile.inside < expected:
             await turnstile.arrived.wait()
             turnstile.arrived.clear()
-    for _ in range(50):  # whoever could still come in, does
+    for _ in range(50):  # every request that the limit allows arrives
         await asyncio.sleep(0)
     turnstile.release.set()
     assert [response.status for response in await asyncio.gather(*waiting)] == [200] * calls

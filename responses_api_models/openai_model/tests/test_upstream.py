@@ -207,7 +207,7 @@ def test_one_of_many_first_requests_tries_the_other_api(caplog: pytest.LogCaptur
         if "input" in request:
             return missing()
         at_chat.append(1)
-        if len(at_chat) == 1:  # nobody else comes in while it is out
+        if len(at_chat) == 1:  # no other request arrives while this one is running
             for _ in range(100):
                 await asyncio.sleep(0)
             assert len(at_chat) == 1

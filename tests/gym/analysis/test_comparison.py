@@ -1,4 +1,4 @@
-"""Two runs task by task: the numbers against slow ones, what is paired, what is refused."""
+"""Comparison of two runs by task: figures agree with slow computations; which tasks are paired or refused."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from nemo_gym.records import BadLines
 
 Numbers = Mapping[str, Any]
 Rollouts = Mapping[int, Sequence[float | Numbers]]
-"""By task: rewards, or all fields of each rollout."""
+"""The rollouts of each task: their rewards, or all their fields."""
 
 WORKED_A: Rollouts = {0: [1, 0, 1, 1], 1: [0, 0, 1, 0], 2: [1, 1]}
 WORKED_B: Rollouts = {0: [0, 0, 1, 0], 1: [1, 1, 1, 0], 2: [1, 1]}
@@ -64,7 +64,7 @@ def b(tmp_path: Path) -> Path:
 
 
 def compared(a: Path, b: Path, in_a: Rollouts, in_b: Rollouts, **options: Any) -> AgentComparison:
-    """The one agent of two runs."""
+    """The comparison of two runs with one agent."""
     (agent,) = compare_runs(write(a, records(in_a)), write(b, records(in_b)), **options).agents
     return agent
 
@@ -99,7 +99,7 @@ def test_worked_example(a: Path, b: Path) -> None:
 
 
 def slow_p_value(t: float, freedom: int) -> float:
-    """Both tails of Student's t, by Simpson's rule in the angle whose tangent is t / √freedom."""
+    """Both tails of Student's t, integrated by Simpson's rule over the angle with tangent t / √freedom."""
     steps = 4000
     front = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
     width = math.atan(abs(t) / math.sqrt(freedom)) / steps
@@ -153,7 +153,7 @@ def test_every_task_counts_once_however_many_rollouts_it_has(a: Path, b: Path) -
 
 
 def test_p_value_is_below_5_percent_in_5_percent_of_equal_runs(a: Path, b: Path) -> None:
-    """Many fields, each a run of its own: tasks of unequal difficulty, four noisy rollouts of each."""
+    """Each of many fields is an experiment: tasks of unequal difficulty, four noisy rollouts per task."""
     rng, fields = random.Random(7), [f"f{number}" for number in range(400)]
     difficulty = {name: [rng.random() for _ in range(30)] for name in fields}
 
@@ -328,7 +328,7 @@ def test_p_values_are_corrected_for_the_number_of_fields(a: Path, b: Path) -> No
 
 
 def inputs(path: Path, questions: Sequence[str], **others: Any) -> None:
-    """The materialized inputs beside a run, two rollouts of each task, with a seed."""
+    """Writes the materialized inputs of a run, two rollouts per task, with a seed."""
     write(
         path.with_name(f"{path.stem}_materialized_inputs.jsonl"),
         (
@@ -492,7 +492,7 @@ def test_data_contains_the_whole_comparison(a: Path, b: Path) -> None:
 
 
 def write_many(path: Path, rollouts: int, text: str) -> None:
-    """Four of each task, every one with a text that nothing is counted of."""
+    """Writes rollouts, four per task, each with a text that has no numbers."""
     rng, rest = random.Random(path.name), json.dumps({"input": text})
     with path.open("w") as file:
         for number in range(rollouts):

@@ -1,4 +1,4 @@
-"""The profile from files is that from data, in little memory, and bad files are named by file and line."""
+"""A profile of files equals the profile of data and needs little memory; errors name file and line."""
 
 import json
 import signal
@@ -60,11 +60,11 @@ class Files:
         groups = [json.loads(text) for text in self.groups.read_text().splitlines()]
         return groups, json.loads(self.agents.read_text())
 
-    def assert_refused(self, *told: str, partial: bool = False) -> None:
-        """It ends in one error, and nothing is written."""
+    def assert_refused(self, *expected: str, partial: bool = False) -> None:
+        """Profiling fails with one error that contains these texts, and writes nothing."""
         with pytest.raises(ConfigError) as refused:
             self.profile(partial=partial)
-        assert all(text in str(refused.value) for text in told), refused.value
+        assert all(text in str(refused.value) for text in expected), refused.value
         assert not self.groups.exists() and not self.agents.exists()
 
 
@@ -145,7 +145,7 @@ def test_profile_without_rows_is_empty(files: Files) -> None:
 
 
 def test_rows_may_be_written_by_another_program(files: Files) -> None:
-    """With the key in front, spaces, blank lines and no newline at the end."""
+    """With the key first, spaces, blank lines and no newline at the end."""
     files.write([], [result(3, 1), result(3, 0)])
     files.materialized.write_text(
         '{ "_ng_rollout_index" : 0, "_ng_task_index": 3, "n": 1e999, "é": 36893488147419103232 }\n\n'
@@ -160,7 +160,7 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
 
 
 @pytest.mark.parametrize(
-    ("rows", "results", "told"),
+    ("rows", "results", "expected"),
     [
         ([row(0, 0), TORN], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not JSON", "skip_bad_lines"]),
         ([row(0, 0), "[1]"], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not a materialized input"]),
@@ -197,10 +197,10 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
     ],
 )  # fmt: skip
 def test_bad_input_is_reported_with_its_position_and_nothing_is_written(
-    files: Files, rows: list[Any], results: list[Any], told: list[str]
+    files: Files, rows: list[Any], results: list[Any], expected: list[str]
 ) -> None:
     files.write(rows, results)
-    files.assert_refused(*told)
+    files.assert_refused(*expected)
 
 
 def test_torn_last_line_is_reported_as_torn(files: Files) -> None:
@@ -336,7 +336,7 @@ def test_memory_grows_with_the_numbers_not_with_the_transcripts(files: Files) ->
         finally:
             tracemalloc.stop()
 
-    peak(1)  # what is imported and cached
+    peak(1)  # imports modules and fills caches
     small, large = peak(10), peak(2_000)
     assert large - small < 1_000_000, "of 32 MB more in the files"
     assert small < tasks * repeats * 250 + 2_000_000

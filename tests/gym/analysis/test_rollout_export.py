@@ -1,4 +1,4 @@
-"""Rollouts as Parquet, in the older form, and back; read with what people read such files with."""
+"""Rollouts exported as Parquet or in the older form and restored, and read with common libraries."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def write(path: Path, *rollouts: Mapping[str, Any] | str) -> Path:
 
 
 def exported(tmp_path: Path, *rollouts: Mapping[str, Any] | str) -> pa.Table:
-    """The table that rollouts become."""
+    """The table that these rollouts are exported to."""
     source, target = write(tmp_path / "in.jsonl", *rollouts), tmp_path / "out.parquet"
     done = export_rollouts(source, target)
     table = pq.read_table(target)
@@ -101,7 +101,7 @@ def exported(tmp_path: Path, *rollouts: Mapping[str, Any] | str) -> pa.Table:
 
 
 def conversation(tmp_path: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The transcript of one rollout, without what is null."""
+    """The transcript of one rollout, without null fields."""
     items = exported(tmp_path, record)["transcript"].to_pylist()[0]
     return [{key: value for key, value in item.items() if value is not None} for item in items]
 
@@ -198,7 +198,7 @@ def test_fields_named_like_our_columns_get_a_suffix(tmp_path: Path) -> None:
     table = exported(tmp_path, rollout(7, **fields))
     row = table.to_pylist()[0]
     assert (row["task_index"], row["agent"]) == (7, "adder")
-    assert row["agent_field"] == 2  # a name that is free stays
+    assert row["agent_field"] == 2  # a name that is not taken is unchanged
     assert (row["agent_field_field"], row["transcript_field"], row["rollout_json_field"]) == (1, "t", 3.5)
     assert (row["task_index_field"], row["_field"]) == (9, 5)
 
@@ -325,9 +325,9 @@ def test_the_older_form_is_the_rollout_with_chat_messages_as_output(tmp_path: Pa
     assert export_rollouts(source, target) == (5, None)
     before, after = source.read_bytes().splitlines(), target.read_bytes().splitlines()
     for old, new in zip(before[:-1], after[:-1], strict=True):
-        assert new.startswith(old.rstrip()[:-1])  # all that was there, as it was
+        assert new.startswith(old.rstrip()[:-1])  # the original fields are unchanged
         assert json.loads(new)["output"] == CHAT
-    assert after[-1] == before[-1]  # has the older form already
+    assert after[-1] == before[-1]  # is already in the older form
 
 
 def test_each_turn_of_the_model_is_one_chat_message(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ BAD_LINES: list[Any] = [rollout(0), TORN, rollout(1), rollout(0, reward=0.0), {"
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "expected"),
     [
         ([rollout(0), TORN, rollout(1)], r"in\.jsonl:2: not JSON"),
         ([rollout(0), rollout(1), rollout(0)], r"in\.jsonl:3: repeats rollout 0:0 of line 1"),
@@ -386,11 +386,11 @@ BAD_LINES: list[Any] = [rollout(0), TORN, rollout(1), rollout(0, reward=0.0), {"
     ],
 )
 def test_bad_line_is_an_error_and_leaves_the_earlier_output(
-    tmp_path: Path, ending: str, lines: list[Any], told: str
+    tmp_path: Path, ending: str, lines: list[Any], expected: str
 ) -> None:
     source, target = write(tmp_path / "in.jsonl", *lines), tmp_path / f"out.{ending}"
     target.write_text("as before")
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=expected):
         export_rollouts(source, target)
     assert target.read_text() == "as before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", target.name]
@@ -419,7 +419,7 @@ def test_row_groups_keep_the_order_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "told"),
+    ("source", "target", "expected"),
     [
         ("in.jsonl", "out.csv", r"out\.csv: unknown type \.csv; .* \.parquet or \.jsonl"),
         ("in.json", "out.parquet", r"in\.json: unknown type \.json;"),
@@ -438,7 +438,7 @@ def test_row_groups_keep_the_order_of_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_the_wrong_format_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, expected: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in.jsonl", rollout())
@@ -450,7 +450,7 @@ def test_files_of_the_wrong_format_are_refused(
     Path("cut.parquet").write_bytes(content[: len(content) // 2])
     pq.write_table(pa.table({"rollout_json": [1]}), "other.parquet")
     pq.write_table(pa.table({"rollout_json": ["{}", None]}), "holes.parquet")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=expected):
         export_rollouts(source, target)
     assert not Path("out.jsonl").exists() and not Path("out.parquet").exists()
     assert Path("in.jsonl").read_text() == json.dumps(rollout()) + "\n"
@@ -477,15 +477,15 @@ def test_without_pyarrow_the_message_says_how_to_install_it(
 ) -> None:
     source = write(tmp_path / "in.jsonl", rollout())
     for module in ("pyarrow", "pyarrow.parquet"):
-        monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[export\]'"):
         export_rollouts(source, tmp_path / "out.parquet")
-    export_rollouts(source, tmp_path / "out.jsonl")  # needs none
+    export_rollouts(source, tmp_path / "out.jsonl")  # does not need pyarrow
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     template = json.dumps(rollout(987654321, note="x" * 8000, tokens=list(range(400)))) + "\n"
-    # Not ru_maxrss: it begins with what the parent process has.
+    # Not ru_maxrss: it starts at the size of the parent process.
     script = """
 from pathlib import Path
 from nemo_gym.analysis.rollout_export import export_rollouts
@@ -499,7 +499,7 @@ print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
             file.writelines(template.replace("987654321", str(task)) for task in range(count))
         peaks_kb.append(int(run_python(tmp_path, script).stdout))
     assert peaks_kb[1] - peaks_kb[0] < 44_000, peaks_kb
-    assert 8_000 * len(template) > 80_000_000  # so much did the file grow
+    assert 8_000 * len(template) > 80_000_000  # the file grew by this much
 
 
 def run_python(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:

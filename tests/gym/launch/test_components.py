@@ -233,10 +233,10 @@ def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str
 
 
 def test_repaired_component_loads_on_the_next_attempt(folder: Path) -> None:
-    config = write_component(folder, "mended", "raise RuntimeError")
+    config = write_component(folder, "repaired", "raise RuntimeError")
     load_error(config)
-    write_component(folder, "mended")
-    assert ask(config, "mended") == ["plain"]
+    write_component(folder, "repaired")
+    assert ask(config, "repaired") == ["plain"]
 
 
 @pytest.mark.parametrize("where", ["at import", "while it is set up"])

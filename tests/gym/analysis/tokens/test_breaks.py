@@ -1,4 +1,4 @@
-"""Why a prompt does not go on with the tokens before it, told from texts and from ids alone."""
+"""The likely cause of a prompt that does not continue the tokens before it, from texts or from ids only."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ LONGEST_FIRST = sorted(TOKENS, key=len, reverse=True)
 
 
 def encode(text: str) -> list[int]:
-    """As the toy tokenizer does it: the longest token that fits."""
+    """Encodes like the toy tokenizer: always the longest matching token."""
     ids = []
     while text:
         token = next(token for token in LONGEST_FIRST if text.startswith(token))

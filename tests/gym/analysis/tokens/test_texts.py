@@ -1,4 +1,4 @@
-"""Vocabularies: what a GGUF file or a tokenizer.json says of its tokens."""
+"""Vocabularies: the tokens in a GGUF file or a tokenizer.json."""
 
 import json
 import struct

@@ -143,7 +143,7 @@ SPOILT: dict[str, tuple[Any, list[str], str]] = {
     "blank line": (lambda text: text.replace("\n", "\n\n", 1), [], ":2: the line is torn"),
     "line twice": (lambda text: text + text.splitlines()[0] + "\n", [], ":4: the line repeats rollout 0:0"),
     "line without a key": (lambda text: text + '{"reward": 1}\n', [], ":4: the line has no _ng_task_index"),
-    "key that is no number": (
+    "key that is not a number": (
         lambda text: text.replace('"_ng_task_index": 0', '"_ng_task_index": "0"', 1),
         ["0:0"],
         ":1: the line has no _ng_task_index",
@@ -153,7 +153,7 @@ SPOILT: dict[str, tuple[Any, list[str], str]] = {
         [],
         ":4: the line has no _ng_task_index",
     ),
-    "line that is no object": (lambda text: "[]\n" + text, [], ":1: the line has no _ng_task_index"),
+    "line that is not an object": (lambda text: "[]\n" + text, [], ":1: the line has no _ng_task_index"),
 }
 
 

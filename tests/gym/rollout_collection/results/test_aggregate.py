@@ -201,7 +201,7 @@ BAD_LINES = {
     "not JSON": '{"a": nope}\n',
     "not an object": "[1]\n",
     "no index": json.dumps({"agent_ref": {"name": "x"}, "_ng_task_index": 0}) + "\n",
-    "index that is no number": json.dumps({**GOOD, "_ng_rollout_index": "1"}) + "\n",
+    "index that is not a number": json.dumps({**GOOD, "_ng_rollout_index": "1"}) + "\n",
     "index that is a bool": json.dumps({**GOOD, "_ng_rollout_index": True}) + "\n",
     "index beyond all measure": json.dumps({**GOOD, "_ng_task_index": 2**70}) + "\n",
     "no agent": json.dumps({key: value for key, value in GOOD.items() if key != "agent_ref"}) + "\n",
