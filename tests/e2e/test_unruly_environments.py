@@ -97,7 +97,7 @@ def test_verifier_that_hangs_is_a_failed_rollout(runs: CollectionRuns, hosting: 
     behave(runs)
 
 
-def test_rollout_that_kills_its_worker_fails_alone(runs: CollectionRuns) -> None:
+def test_rollout_that_kills_its_worker_does_not_fail_others(runs: CollectionRuns) -> None:
     runs = unruly(runs, "import os\nasync def die(self): os._exit(9)\nServer.misbehave = die\n")
     collector = runs.start(**PROCESSES)
     assert collector.wait() == 1, collector.output

@@ -203,7 +203,7 @@ def test_fields_named_like_our_columns_get_a_suffix(tmp_path: Path) -> None:
     assert (row["task_index_field"], row["_field"]) == (9, 5)
 
 
-def test_the_transcript_is_the_prompt_and_all_that_followed(tmp_path: Path) -> None:
+def test_transcript_contains_the_prompt_and_all_following_items(tmp_path: Path) -> None:
     assert conversation(tmp_path, rollout()) == TRANSCRIPT
 
 

@@ -313,7 +313,7 @@ def test_input_is_never_mistaken_for_a_file_of_the_run(
 
 
 @pytest.mark.parametrize("output", ["file/below/out.jsonl", "folder", "/proc/nowhere/out.jsonl"])
-def test_output_that_cannot_be_written_is_a_users_mistake(
+def test_unwritable_output_is_reported_as_a_user_error(
     ng: Ng, world: World, tmp_path: Path, output: str
 ) -> None:
     write_files(tmp_path, {"file": "x", "folder/other": "y"})

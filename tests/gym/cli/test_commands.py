@@ -210,7 +210,7 @@ def test_name_that_cannot_be_an_environments_is_refused(ng: Ng, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_cannot_be_written_is_named(ng: Ng, tmp_path: Path) -> None:
+def test_unwritable_folder_is_an_error_with_its_name(ng: Ng, tmp_path: Path) -> None:
     (tmp_path / "resources_servers").write_text("a file, not a folder")
     ng("init_resources_server", "+entrypoint=resources_servers/mine").assert_complains("resources_servers")
 

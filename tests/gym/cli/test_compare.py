@@ -109,7 +109,7 @@ def test_comparison_of_one_task_is_reported_as_inconclusive(ng: Ng) -> None:
     assert "Not compared: 3 tasks only in A, 0 only in B" in out
 
 
-def test_two_agents_and_those_of_one_run_only_are_named(ng: Ng) -> None:
+def test_both_agents_and_agents_of_one_run_only_are_listed(ng: Ng) -> None:
     write("b.jsonl", [(0, 1), (1, 1)], agent="bank")
     assert "\nshop in A and bank in B: two agents, same tasks\n" in ng("compare", "a.jsonl", "b.jsonl").out
     write("c.jsonl", [(7, 1)], agent="post")
@@ -117,7 +117,7 @@ def test_two_agents_and_those_of_one_run_only_are_named(ng: Ng) -> None:
     assert "\nOnly in B, not compared: post\n" in ng("compare", "a.jsonl", "b.jsonl").out
 
 
-def test_other_tasks_under_the_same_indices_are_warned_of(ng: Ng) -> None:
+def test_different_tasks_with_the_same_indices_cause_a_warning(ng: Ng) -> None:
     write_inputs("b", {task: f"What is 3 + {task % 2}?" for task in range(4)})
     warning = "4 of 4 shared tasks are not the same task in both runs: 0, 1, 2, 3; "
     warning += "compare runs of the same input"

@@ -137,7 +137,7 @@ def test_turns_that_cannot_be_compared_and_masked_rollouts_are_reported(ng: Ng, 
     assert "(in 0 rollouts without breaks and defects, 1 masked by the environment)" in out
 
 
-def test_kinds_of_log_probabilities_that_differ_are_warned_of(ng: Ng, rollouts: Path) -> None:
+def test_different_kinds_of_log_probabilities_cause_a_warning(ng: Ng, rollouts: Path) -> None:
     modes = ["raw_logprobs", "processed_logprobs", RED]
     items = [{**message(), **bundle([1], [2], generation_log_probs_mode=mode)} for mode in modes]
     write(rollouts, [record([item], task) for task, item in enumerate(items)])

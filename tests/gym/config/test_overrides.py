@@ -116,7 +116,7 @@ def test_usual_settings_and_secrets_are_strings_always(key: str) -> None:
     assert value == "1234_5678"
 
 
-def test_dotted_string_field_is_known_by_its_whole_key() -> None:
+def test_dotted_string_field_is_recognized_by_its_full_key() -> None:
     values = parse_arguments(["+a.name=1e5", "+b.name=1e5"], string_fields={"a.name"}).values
     assert values == {"a": {"name": "1e5"}, "b": {"name": 100000.0}}
 

@@ -95,7 +95,7 @@ def test_one_port_for_two_servers_is_an_error(two_files: str, load: Load) -> Non
         assign_ports(load(two_files, *POLICY, f"+{CALC}.port={port}", f"+head_server.port={port}"))
 
 
-def test_host_that_is_not_of_this_machine_is_named(two_files: str, load: Load) -> None:
+def test_host_of_another_machine_is_an_error_with_its_name(two_files: str, load: Load) -> None:
     with pytest.raises(ConfigError, match=r"host '192\.0\.2\.1' is not an address of this machine"):
         assign_ports(load(two_files, *POLICY, "+default_host='192.0.2.1'"))
 

@@ -26,7 +26,7 @@ def test_each_root_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert component_roots() == (tmp_path.resolve(), INSTALL_ROOT)
 
 
-def test_install_root_holds_the_package() -> None:
+def test_install_root_contains_the_package() -> None:
     assert (INSTALL_ROOT / "nemo_gym" / "config").is_dir()
 
 

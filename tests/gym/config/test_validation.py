@@ -70,7 +70,7 @@ def test_all_problems_are_in_one_error() -> None:
     assert "\n  agent_nam: unknown; did you mean +agent_name=x?" in message
 
 
-def test_near_miss_alone_is_an_error() -> None:
+def test_only_near_misses_are_an_error() -> None:
     assert (
         problem("+output_jsonl_fpath=x", "+num_repeat=3")
         == "num_repeat: unknown; did you mean +num_repeats=3?"

@@ -69,7 +69,7 @@ def test_file_that_is_not_utf8_is_refused(path: Path) -> None:
         load_yaml_file(path)
 
 
-def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_yaml_file(tmp_path)
 

@@ -221,7 +221,9 @@ def test_missing_component_is_an_error_that_lists_searched_folders(folder: Path)
         ),
     ],
 )
-def test_app_that_raises_at_import_is_named_with_its_line(folder: Path, app: str, expected: str) -> None:
+def test_error_at_import_of_an_app_is_reported_with_file_and_line(
+    folder: Path, app: str, expected: str
+) -> None:
     name = f"raises_{folder.name}"
     message = load_error(
         write_component(

@@ -339,7 +339,7 @@ def test_error_of_an_environment_never_shows_a_secret(folder: Path) -> None:
     assert "****" in str(caught.value)
 
 
-def test_importing_the_package_alone_loads_no_web_framework() -> None:
+def test_importing_only_the_package_loads_no_web_framework() -> None:
     heavy = "{'fastapi', 'uvicorn', 'aiohttp', 'omegaconf'}"
     code = f"import sys, nemo_gym; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

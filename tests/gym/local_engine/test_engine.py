@@ -189,7 +189,7 @@ asyncio.run(main())
     assert wait_until(lambda: not is_running(pid), 10)
 
 
-def test_file_without_weights_is_named(tmp_path: Path) -> None:
+def test_file_without_weights_is_an_error_with_its_name(tmp_path: Path) -> None:
     file = tmp_path / "not.gguf"
     file.write_text("no weights")
 

@@ -34,7 +34,7 @@ def test_without_weights_the_error_says_how_to_get_them(tmp_path: Path) -> None:
         find_weights(cache_dir=str(tmp_path), weights=NOT_INSTALLED)
 
 
-def test_cache_is_the_users_unless_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_is_in_the_home_folder_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cached_weights(SMOLLM2) == tmp_path / "nemo_gym" / "models" / SMOLLM2.member
 

@@ -92,7 +92,7 @@ WHOLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("as_config", [True, False])
-def test_whole_configuration_validates_and_others_keys_are_ignored(as_config: bool) -> None:
+def test_complete_configuration_validates_and_other_keys_are_ignored(as_config: bool) -> None:
     values = OmegaConf.create(WHOLE)
     config = RolloutCollectionConfig.model_validate(
         values if as_config else OmegaConf.to_container(values, resolve=True)

@@ -210,7 +210,7 @@ def test_run_prints_its_plan(playground: Playground, capsys: Capture) -> None:
         ("previous_responses_id", "previous_response_id"),
     ],
 )
-def test_parameter_that_is_nearly_one_of_the_api_is_warned_of(
+def test_parameter_similar_to_one_of_the_api_causes_a_warning(
     playground: Playground, capsys: Capture, name: str, meant: str
 ) -> None:
     playground.collect(responses_create_params={name: 7, "temperature": 0.5})
@@ -233,7 +233,7 @@ def test_unknown_agent_is_refused_with_the_closest_name_before_anything_starts(
     assert playground.names() == set()
 
 
-def test_plan_is_whole_on_disk_before_the_first_rollout_starts(playground: Playground) -> None:
+def test_complete_plan_is_on_disk_before_the_first_rollout_starts(playground: Playground) -> None:
     found: list[list[Row]] = []
 
     def script(_: Row) -> list[Item]:

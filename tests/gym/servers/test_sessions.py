@@ -121,7 +121,7 @@ def test_cookie_is_on_every_response() -> None:
 @pytest.mark.parametrize(
     "foreign", ["", "abc", "../../etc", ID.upper(), ID + "0", f"x{ID}", f"w{ID}", ID + "\n"]
 )
-def test_id_that_is_not_one_of_ours_is_replaced(foreign: str) -> None:
+def test_session_id_of_another_server_is_replaced(foreign: str) -> None:
     store = SessionStore("c")
     session = store.open(store.identify(foreign))
     assert re.fullmatch(r"[0-9a-f]{32}", session.id)

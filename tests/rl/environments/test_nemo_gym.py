@@ -189,7 +189,7 @@ def as_one_text(error: Exception) -> bool:
 
 
 @pytest.mark.parametrize("status", [503, 502, 429, 408])
-def test_temporary_error_status_is_an_outage(status: int) -> None:
+def test_temporary_error_status_is_an_infrastructure_failure(status: int) -> None:
     error = failure(status=status)
     assert type(error) is GymTransportError
     assert f"POST playing/run: {status}" in str(error)
@@ -220,7 +220,7 @@ def test_bug_of_an_environment_is_a_data_failure() -> None:
     assert "a bug" in str(error)
 
 
-def test_response_that_is_not_json_is_an_outage() -> None:
+def test_response_that_is_not_json_is_an_infrastructure_failure() -> None:
     error = failure(body="<html>")
     assert type(error) is GymTransportError
     assert as_one_text(error)

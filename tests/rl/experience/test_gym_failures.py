@@ -46,7 +46,7 @@ def row_attempts(count: int) -> RolloutRetryPolicy:
     return RolloutRetryPolicy(1, 1, max_gym_row_attempts=count, backoff_base_s=0.5)
 
 
-def test_only_rows_without_a_result_are_sent_again_after_an_outage() -> None:
+def test_only_rows_without_a_result_are_sent_again_after_an_infrastructure_failure() -> None:
     handle = Scripted(([1], ConnectionError("gone")), ([2, 0], None))
     stats, sleep = RolloutStats(), RecordedSleep()
     record = play_group(handle, 3, retry_policy=row_attempts(3), stats=stats, sleep=sleep)
@@ -78,7 +78,7 @@ def test_failed_batch_is_sent_again_completely() -> None:
     assert handle.dispatches == [[0, 1], [0, 1]]
 
 
-def test_last_outage_is_raised_when_the_attempts_are_used_up() -> None:
+def test_last_infrastructure_error_is_raised_when_attempts_are_used_up() -> None:
     handle = Scripted(([], ConnectionError("first")), ([], ConnectionResetError("second")))
     with pytest.raises(ConnectionResetError, match="second"):
         play_group(handle, retry_policy=row_attempts(2), sleep=RecordedSleep())
@@ -119,7 +119,7 @@ def test_row_that_is_not_in_the_second_dispatch_is_refused() -> None:
         play_group(handle, retry_policy=row_attempts(3), sleep=RecordedSleep())
 
 
-def test_outage_after_the_last_row_is_ignored() -> None:
+def test_infrastructure_failure_after_the_last_row_is_ignored() -> None:
     handle = Scripted(([0, 1], ConnectionError("gone")))
     assert len(play_group(handle).completions) == 2
 

@@ -37,7 +37,7 @@ def test_block_that_raises_is_measured() -> None:
     assert timer.reduce("a", "count") == 1
 
 
-def test_unknown_labels_and_reductions_are_named() -> None:
+def test_unknown_labels_and_reductions_are_errors() -> None:
     timer = Timer()
     with pytest.raises(KeyError, match="'b'"):
         timer.reduce("b", "sum")

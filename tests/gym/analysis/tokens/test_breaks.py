@@ -173,7 +173,7 @@ def test_whitespace_before_a_generation_that_merges_with_the_first_prompt_is_whi
     assert (one.cause, one.position) == ("whitespace", len(encode(START + ASK)) - 1)
 
 
-def test_a_message_after_the_first_prompt_that_changed_is_named(tmp_path: Path, tokenizer: Path) -> None:
+def test_changed_message_after_the_first_prompt_is_reported(tmp_path: Path, tokenizer: Path) -> None:
     first, said = START + ASK, "4.<|im_end|>"
     asked = "\n<|im_start|>user\nHere is a long text: the quick brown fox jumps.<|im_end|>\n" + ASK
     cut = asked.replace("quick brown fox", "(cut)")
@@ -185,7 +185,7 @@ def test_a_message_after_the_first_prompt_that_changed_is_named(tmp_path: Path, 
     assert cause_of(check(tmp_path, played(turns), tokenizer=tokenizer)) == "message_changed"
 
 
-def test_dropped_turns_are_a_shorter_history_though_the_prompt_is_longer(tmp_path: Path) -> None:
+def test_dropped_turns_are_a_shorter_history_even_with_a_longer_prompt(tmp_path: Path) -> None:
     system, asked, said = list(range(100, 140)), list(range(200, 230)), list(range(300, 330))
     again, answer = list(range(400, 440)), list(range(500, 520))
     turns: list[Turn] = [

@@ -47,7 +47,7 @@ def test_without_servers_dry_run_says_that_agents_were_not_checked(playground: P
     assert "The agents were not checked: no servers are configured" in text
 
 
-def test_repeats_of_agents_that_never_occur_are_warned_of(playground: Playground) -> None:
+def test_repeats_of_unused_agents_cause_a_warning(playground: Playground) -> None:
     text = dry_run_text(playground, num_repeats={"scripted": 2, "absent": 3})
     assert "warning: num_repeats has entries for agents that do not occur: absent" in text
 

@@ -154,7 +154,7 @@ def test_rollouts_of_a_dead_worker_are_played_by_another(caplog: pytest.LogCaptu
     assert "died (exit code 1, WorkerCrash); its 4 rollouts are played again" in caplog.text
 
 
-def test_rollout_that_kills_its_workers_fails_alone() -> None:
+def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
     alone: list[bool] = []
 
     def is_deadly(numbers: list[int]) -> bool:

@@ -213,7 +213,7 @@ def test_line_that_is_not_a_row_is_an_error_with_file_line_and_reason(line: str,
     assert len(message) < 1000
 
 
-def test_line_that_is_not_text_is_named() -> None:
+def test_line_that_is_not_text_is_an_error_with_its_number() -> None:
     assert refusal(f"{A}\n".encode() + b'{"a": "\xff"}\n').startswith("in.jsonl:2: ")
 
 

@@ -37,7 +37,7 @@ def test_done_rollouts_are_not_run_again(playground: Playground, capsys: Capture
     assert "Resuming: 3 rollouts planned, 2 done, 1 remaining" in capsys.readouterr().err
 
 
-def test_run_that_is_complete_runs_nothing_when_resumed(playground: Playground, capsys: Capture) -> None:
+def test_resumed_complete_run_plays_no_rollouts(playground: Playground, capsys: Capture) -> None:
     first = playground.collect()
     before = playground.output.read_bytes()
     playground.played()
@@ -71,7 +71,7 @@ def test_missing_or_changed_metrics_are_written_again(playground: Playground) ->
     assert metrics_file(playground).read_bytes() == good
 
 
-def test_metrics_are_written_anew_when_a_rollout_of_the_output_is_another(playground: Playground) -> None:
+def test_metrics_are_written_again_if_a_rollout_has_changed(playground: Playground) -> None:
     playground.collect()
     lines = records_of(playground.output)
     lines[1]["reward"] = 0.25
@@ -81,7 +81,7 @@ def test_metrics_are_written_anew_when_a_rollout_of_the_output_is_another(playgr
     assert entry["agent_metrics"]["min/reward"] == 0.25
 
 
-def test_metrics_that_an_environment_computes_are_computed_anew(playground: Playground) -> None:
+def test_metrics_of_an_environment_are_computed_again(playground: Playground) -> None:
     app = playground.folder / "responses_api_agents" / "scripted" / "app.py"
     own = "return {'own': Path('own').read_text()}"
     app.write_text(f"{app.read_text()}\n    def compute_metrics(self, tasks):\n        {own}\n")
@@ -215,7 +215,7 @@ def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
 
 
 @pytest.mark.parametrize("failure_class", ["infrastructure", "timeout", "judge_failed"])
-def test_outages_never_use_up_attempts(playground: Playground, failure_class: str) -> None:
+def test_infrastructure_failures_do_not_use_up_attempts(playground: Playground, failure_class: str) -> None:
     playground.write_input(row("a"))
     if failure_class == "infrastructure":
         playground.set_response("0:0", "{}", status=503)

@@ -76,7 +76,7 @@ def test_repeated_rollout_is_set_aside_if_another_process_read_the_first(
     assert Rollouts(path, found.index.sorted_offsets())[3]["reward"] == 3 / 7
 
 
-def test_process_that_dies_costs_nothing_but_time(
+def test_killed_worker_process_loses_no_rollouts(
     tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, [record(task) for task in range(50)])

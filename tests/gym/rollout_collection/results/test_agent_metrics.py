@@ -232,7 +232,7 @@ def test_without_agents_the_list_is_empty() -> None:
     assert written({}) == []
 
 
-def test_odd_numbers_never_reach_the_file(folder: Path) -> None:
+def test_non_finite_numbers_never_reach_the_file(folder: Path) -> None:
     app = AGENT + "\n    def compute_metrics(self, tasks):\n"
     app += "        return {'nan': float('nan'), 'huge': 2**70, 'deep': {'x': [float('inf')]}}\n"
     records = [rollout(0, 1.0, odd=math.nan), rollout(0, 0.0, odd=10**400)]
@@ -258,5 +258,5 @@ class Refines(Forwards):
 
 
 @pytest.mark.parametrize(("cls", "own"), [(AggregatesMetrics, False), (Forwards, False), (Refines, True)])
-def test_class_that_overrides_a_hook_speaks_for_itself(cls: type[AggregatesMetrics], own: bool) -> None:
+def test_class_that_overrides_a_hook_has_its_own_metrics(cls: type[AggregatesMetrics], own: bool) -> None:
     assert asyncio.run(cls().report_own_metrics()) == {"own": own}

@@ -172,7 +172,7 @@ def test_previous_merged_output_is_kept_under_another_name(caplog: pytest.LogCap
     assert kept.suffix != ".jsonl" and kept.name in caplog.text
 
 
-def test_metrics_of_one_file_can_be_computed_anew() -> None:
+def test_metrics_of_one_file_can_be_computed_again() -> None:
     write_shard("all.jsonl", [rollout(0, 0)])
     before = Path("all.jsonl").read_bytes()
     assert len(entries(aggregate("all.jsonl", merge_shards=False))) == 1

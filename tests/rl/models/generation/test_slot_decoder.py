@@ -108,7 +108,7 @@ def test_the_next_turn_computes_only_new_tokens_after_others_used_slots() -> Non
         rows.step([1, 1, 1])
 
 
-def test_after_forget_nothing_computed_before_is_used() -> None:
+def test_forget_discards_everything_computed_before() -> None:
     model = tiny_llama(seed=1)
     rows = Rows(model)
     with generating(model):
