@@ -141,7 +141,7 @@ class StatusRule:
     is_overload: bool = False
     """The adaptive concurrency limit shrinks."""
     is_uncounted: bool = False
-    """A response with this status does not use up the tries of the call."""
+    """A response with this status does not use up the retries of the call."""
 
 
 _INFRA, _DATA, _CONFIGURATION = FailureKind.INFRASTRUCTURE, FailureKind.DATA, FailureKind.CONFIGURATION

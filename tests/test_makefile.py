@@ -13,7 +13,7 @@ from tests.support.commands import ROOT
 
 
 def interpreter(file: Path, version: str) -> Path:
-    """A program that reports a version of Python, whatever it is asked."""
+    """A program that reports a version of Python for any arguments."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\necho {version}\n")
     file.chmod(0o755)

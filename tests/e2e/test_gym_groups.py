@@ -144,7 +144,7 @@ VLLM = "responses_api_models/vllm_model/configs"
 
 
 def second_one_calls() -> Any:
-    """A policy whose second rollout uses the calculator; the others give their answer at once."""
+    """A policy whose second rollout uses the calculator; the others answer without a tool."""
     calls = count()
 
     def write(text: str) -> str:

@@ -57,7 +57,7 @@ def kind_of_play_error(error: Exception, boundary: Boundary) -> AnyKind:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What an agent made of a row."""
+    """The rollout that an agent returned for a row."""
 
     rollout: dict[str, Any]
     strict_json: bytes | None = None

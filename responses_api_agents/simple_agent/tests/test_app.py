@@ -16,16 +16,16 @@ from responses_api_agents.simple_agent.app import SimpleAgent, SimpleAgentConfig
 from scripts.scripted_endpoint import Item, function_call, message, tool_outputs
 
 Script = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes the body of a Responses request, gives the answer."""
+"""Takes the body of a Responses request; returns the model response."""
 
 
-def says(*items: Item, **more: Any) -> dict[str, Any]:
+def model_response(*items: Item, **more: Any) -> dict[str, Any]:
     usage = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
     return {"id": "r", "output": list(items), "usage": usage} | more
 
 
 class Model(SimpleResponsesAPIModel):
-    """Plays a script, and answers whatever the script says, valid or not."""
+    """Responds with the output of the script, valid or not."""
 
     script: Script
     requests: list[dict[str, Any]] = Field(default_factory=list)
@@ -44,7 +44,7 @@ class Model(SimpleResponsesAPIModel):
 
 
 class Environment(SimpleResourcesServer):
-    """Tools that say how they were called; a verifier that scores 1."""
+    """Tools that record their calls; a verifier that gives reward 1."""
 
     calls: list[tuple[str, Any]] = Field(default_factory=list)
     sessions: list[str] = Field(default_factory=list)
@@ -137,7 +137,9 @@ class World:
 
 def after_tools(*items: Item) -> Script:
     """First these items, then a message."""
-    return lambda request: says(message("done")) if tool_outputs(request) else says(*items)
+    return lambda request: (
+        model_response(message("done")) if tool_outputs(request) else model_response(*items)
+    )
 
 
 def call(name: Any, arguments: Any = "{}", call_id: str = "c1") -> Item:
@@ -145,13 +147,13 @@ def call(name: Any, arguments: Any = "{}", call_id: str = "c1") -> Item:
 
 
 def test_text_input_becomes_one_user_message() -> None:
-    world = World(lambda request: says(message("hi")))
+    world = World(lambda request: model_response(message("hi")))
     world.run()
     assert world.model.requests == [{"input": [{"role": "user", "content": "go"}]}]
 
 
 def test_list_input_and_other_parameters_reach_the_model_unchanged() -> None:
-    world = World(lambda request: says(message("hi")))
+    world = World(lambda request: model_response(message("hi")))
     params = {
         "input": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go", "x": 1}],
         "temperature": 0.25,
@@ -179,7 +181,7 @@ def test_conversation_grows_in_order() -> None:
         [function_call("add", call_id="c2", a=2)],
         [message("3")],
     ]
-    world = World(lambda request: says(*turns[len(tool_outputs(request))]))
+    world = World(lambda request: model_response(*turns[len(tool_outputs(request))]))
     rollout = world.run()
 
     def answered(call_id: str, output: str) -> Item:
@@ -207,7 +209,7 @@ def test_parallel_calls_are_all_made_in_the_models_order() -> None:
 
 def test_incomplete_response_ends_the_episode_and_calls_no_tool() -> None:
     details = {"reason": "max_output_tokens"}
-    world = World(lambda request: says(function_call("add", a=1), incomplete_details=details))
+    world = World(lambda request: model_response(function_call("add", a=1), incomplete_details=details))
     rollout = world.run()
     assert world.tool_calls == []
     assert len(world.model.requests) == 1
@@ -215,7 +217,7 @@ def test_incomplete_response_ends_the_episode_and_calls_no_tool() -> None:
 
 
 def test_no_more_than_max_steps_calls_of_the_model() -> None:
-    world = World(lambda request: says(function_call("add", a=1)), max_steps=3)
+    world = World(lambda request: model_response(function_call("add", a=1)), max_steps=3)
     output = world.run()["response"]["output"]
     assert len(world.model.requests) == 3
     assert len(world.tool_calls) == 2  # the output of the last call would not be used
@@ -226,7 +228,7 @@ def test_no_more_than_max_steps_calls_of_the_model() -> None:
 
 def test_max_steps_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="max_steps"):
-        World(says, max_steps=0)
+        World(model_response, max_steps=0)
 
 
 RESERVED = ["verify", "seed_session", "close_session", "aggregate_metrics", "run", "mcp"]
@@ -364,21 +366,23 @@ ROW = {
 
 @pytest.mark.parametrize("skip_verification", [False, True])
 def test_fields_of_the_row_are_untouched(skip_verification: bool) -> None:
-    world = World(lambda request: says(message("hi")), skip_verification=skip_verification)
+    world = World(lambda request: model_response(message("hi")), skip_verification=skip_verification)
     rollout = world.run(**ROW)
     assert json.dumps({key: rollout[key] for key in ROW}) == json.dumps(ROW)
     assert rollout["responses_create_params"] == {"input": "go"}
 
 
 def test_response_of_the_verifier_is_returned_unchanged() -> None:
-    world = World(lambda request: says(message("hi")))
+    world = World(lambda request: model_response(message("hi")))
     answer = world.post("/run", {"responses_create_params": {"input": "go"}, "x": 1})
     verified = dict(world.environment.calls[-1][1]) | {"reward": 1.0}
     assert asyncio.run(answer.json()) == verified
 
 
 def test_verification_can_be_skipped() -> None:
-    world = World(lambda request: says(message("hi")), skip_verification=True, skip_verification_reward=0.5)
+    world = World(
+        lambda request: model_response(message("hi")), skip_verification=True, skip_verification_reward=0.5
+    )
     rollout = world.run(x=1)
     assert (rollout["reward"], rollout["verification_skipped"], rollout["x"]) == (0.5, True, 1)
     assert rollout["response"]["output"] == [message("hi")]
@@ -393,7 +397,7 @@ def test_rollout_has_one_session_on_every_server() -> None:
 
 
 def test_each_rollout_has_its_own_session() -> None:
-    world = World(lambda request: says(message("hi")))
+    world = World(lambda request: model_response(message("hi")))
     world.run()
     world.run()
     assert len(set(world.environment.sessions)) == len(set(world.model.sessions)) == 2
@@ -420,7 +424,7 @@ def test_responses_returns_the_whole_episode() -> None:
 
 
 def test_metrics_are_the_environments() -> None:
-    world = World(lambda request: says(message("hi")))
+    world = World(lambda request: model_response(message("hi")))
     rollouts = [{"reward": 1.0, "_ng_task_index": 0}, {"reward": 0.0, "_ng_task_index": 1}]
     answer = world.post("/aggregate_metrics", {"verify_responses": rollouts})
     metrics = asyncio.run(answer.json())
@@ -432,7 +436,7 @@ def test_failed_seeding_ends_the_rollout() -> None:
         async def seed_session(self, body: dict[str, Any]) -> dict[str, Any]:
             raise HTTPException(503, "full")
 
-    world = World(lambda request: says(message("hi")))
+    world = World(lambda request: model_response(message("hi")))
     servers = world.client._local_servers
     unseedable = Unseedable(config=world.environment.config, server_client=world.client)
     servers["tools"] = HostedServer("tools", unseedable.setup_webserver())

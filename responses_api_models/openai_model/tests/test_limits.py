@@ -1,4 +1,4 @@
-"""How much goes to the endpoint at once, how often, and for how long."""
+"""Limits of requests to the endpoint: how many at once, how often, and for how long."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ def test_https_requests_do_not_wait_for_a_connection_pool() -> None:
         return [response.status for response in await asyncio.gather(*posts)]
 
     with ScriptedEndpoint(respond_when_all_have_come) as endpoint:
-        # An address with credentials is aiohttp's, as is one of HTTPS.
+        # Addresses with credentials and HTTPS addresses use aiohttp.
         statuses = asyncio.run(call(endpoint.base_url.replace("//", "//ann:hush@")))
     assert statuses == [200] * calls
     assert all("aiohttp" in headers["User-Agent"] for headers in endpoint.headers)

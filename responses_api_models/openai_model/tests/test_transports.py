@@ -28,7 +28,7 @@ COMPLETION = (
     '"choices": [{"message": {"role": "assistant", "content": "hi", "vendor": 1, %s}}]}'
 )
 OWN_ID = re.compile(r"(msg|rs|fc)_[0-9a-f]{33}|(created|completed)_at\W+[\d.]+")
-"""Ids that a conversion makes are new each time, and so are its times."""
+"""Fields that differ between two conversions: generated ids and times."""
 
 
 async def all_of(client: ServerClient) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Endpoints that have only one of the two APIs, that stream, or that give no usage."""
+"""Endpoints that have only one of the two APIs, that stream, or that report no usage."""
 
 import asyncio
 import threading
@@ -274,7 +274,7 @@ def test_request_that_cannot_be_converted_is_refused() -> None:
 def test_request_that_cannot_be_converted_does_not_choose_the_api() -> None:
     with open_model_server(chat_only) as it:
         response = asyncio.run(it.post({"input": "x", "previous_response_id": "r"}))
-        assert (response.status, kind_of(response)) == (404, "data")  # the other route was not asked
+        assert (response.status, kind_of(response)) == (404, "data")  # the other route was not called
         it.post_ok({"input": "x"})
         assert it.apis == ["responses", "responses", "chat"]
 
