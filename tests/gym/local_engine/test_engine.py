@@ -13,6 +13,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import EngineError, EngineSettings, LocalEngine, find_weights, generate
 from nemo_gym.local_engine.prompt_ids import Conversation
 from tests.support.commands import is_running, wait_until
+from tests.support.engines import engines_below, wait_until_slots_are_busy
 
 LONG = {"n_predict": 40, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"n_predict": 24}
@@ -39,7 +40,7 @@ def test_engine_that_dies_is_restarted_and_the_request_succeeds(
         try:
             prompt = await hi(engine)
             generating = asyncio.create_task(generate(engine, prompt, LONG))
-            await asyncio.sleep(0.2)
+            await wait_until_slots_are_busy(engine)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
             assert len((await generating).token_ids) == 40
@@ -52,15 +53,6 @@ def test_engine_that_dies_is_restarted_and_the_request_succeeds(
     assert "has been started again" in caplog.text
 
 
-async def wait_until_all_slots_are_busy(engine: LocalEngine) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            slots: Any = await engine.call("/slots", {})
-            if all(slot["is_processing"] for slot in slots):
-                return
-            await asyncio.sleep(0.005)
-
-
 def test_death_of_the_engine_loses_none_of_its_requests() -> None:
     async def killed() -> tuple[list[int], int]:
         engine = LocalEngine(settings(slots=4))
@@ -70,7 +62,7 @@ def test_death_of_the_engine_loses_none_of_its_requests() -> None:
             lengths: list[int] = []
             for _ in range(2):
                 generating = [asyncio.create_task(generate(engine, prompt, SHORT)) for _ in range(4)]
-                await wait_until_all_slots_are_busy(engine)
+                await wait_until_slots_are_busy(engine, 4)
                 assert engine.pid is not None
                 os.kill(engine.pid, signal.SIGKILL)
                 assert not any(task.done() for task in generating)
@@ -88,10 +80,11 @@ def test_requests_fail_if_the_engine_is_stopped_during_a_restart() -> None:
         await engine.start()
         prompt, pid = await hi(engine), engine.pid
         assert pid is not None
+        others = set(engines_below(os.getpid()))
         os.kill(pid, signal.SIGKILL)
         assert await asyncio.to_thread(wait_until, partial(has_ended, pid))
         generating = asyncio.create_task(generate(engine, prompt, LONG))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(wait_until, lambda: not others.issuperset(engines_below(os.getpid())))
         await engine.stop(0.0)
         async with asyncio.timeout(5):
             with pytest.raises(EngineError, match="being stopped"):
@@ -145,7 +138,7 @@ def test_stopping_waits_for_generations_and_leaves_no_process() -> None:
         engine = LocalEngine(settings())
         await engine.start()
         generating = asyncio.create_task(generate(engine, await hi(engine), LONG))
-        await asyncio.sleep(0.1)
+        await wait_until_slots_are_busy(engine)
         assert engine.pid is not None
         await engine.stop(10.0)
         return engine.pid, len((await generating).token_ids)
@@ -160,7 +153,7 @@ def test_stopping_waits_no_longer_than_its_limit() -> None:
         engine = LocalEngine(settings(context=2048))
         await engine.start()
         generating = asyncio.create_task(generate(engine, await hi(engine), LONG | {"n_predict": 2000}))
-        await asyncio.sleep(0.1)
+        await wait_until_slots_are_busy(engine)
         assert engine.pid is not None
         async with asyncio.timeout(10):
             await engine.stop(0.2)

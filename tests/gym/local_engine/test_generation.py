@@ -6,6 +6,7 @@ import pytest
 from nemo_gym.local_engine import EngineSettings, Generation, LocalEngine, find_weights, generate
 from nemo_gym.local_engine.generation import PromptTooLongError, accepts_grammar, whole_character_ends
 from nemo_gym.local_engine.prompt_ids import Conversation, only_token
+from tests.support.engines import wait_until_slots_are_busy
 
 from .conftest import Running
 
@@ -112,7 +113,7 @@ def test_cancelled_generation_frees_its_slot(running: Running) -> None:
         long = [
             asyncio.create_task(generated(engine, "Go on.", n_predict=400, ignore_eos=True)) for _ in range(4)
         ]
-        await asyncio.sleep(0.3)
+        await wait_until_slots_are_busy(engine, 4)
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)

@@ -322,14 +322,16 @@ from tests.support.generations import batch_of, generation_config, last_output
 from tests.support.tiny_models import tiny_llama, tiny_tokenizer
 from nemo_rl.models.generation.transformers_generation import TransformersGeneration
 
+model = tiny_llama()
 generation = TransformersGeneration(
-    tiny_llama(), tiny_tokenizer(), generation_config(max_new_tokens=400), max_model_len=500
+    model, tiny_tokenizer(), generation_config(max_new_tokens=400), max_model_len=500
 )
 
 async def run():
+    started, loop = asyncio.Event(), asyncio.get_running_loop()
+    model.register_forward_hook(lambda *_: loop.call_soon_threadsafe(started.set))
     tasks = [asyncio.create_task(last_output(generation, batch_of([[5, n]]))) for n in range(4, 20)]
-    while not generation.get_logger_metrics()["generated_tokens"]:
-        await asyncio.sleep(0.01)
+    await started.wait()
     print("exiting", flush=True)
     raise SystemExit(3)
 
