@@ -10,9 +10,13 @@ import json
 import os
 import sys
 import threading
+import time
 from typing import IO, Any
 
 from nemo_gym.extras import load_extra
+
+_LOG_WRITE_S = 0.2
+"""Wait before exiting after a failed start: a thread of llama.cpp writes its log, and no call awaits it."""
 
 
 def main() -> None:
@@ -24,6 +28,7 @@ def main() -> None:
         server = _start(settings)
     except Exception as error:  # the boundary to the engine: reported to the parent process
         _send(output, {"error": str(error) or type(error).__name__})
+        time.sleep(_LOG_WRITE_S)
         os._exit(1)
     _send(output, {"address": server.listening_address})
     threading.Event().wait()
