@@ -44,7 +44,8 @@ class Frames:
             raise LinkClosedError from error
 
     async def flush(self) -> None:
-        """Wait until everything is on its way; does nothing if the other side is gone."""
+        """Wait until everything has been sent; does nothing if the other side is gone."""
+        self._writer.transport.set_write_buffer_limits(high=0)  # otherwise `drain` lets some data wait
         with suppress(ConnectionError):
             await self._writer.drain()
 
