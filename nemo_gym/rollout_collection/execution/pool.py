@@ -108,7 +108,7 @@ class WorkerPool:
         finally:
             for slot in self._slots:
                 slot.kill()
-                self._record_cancelled(slot)
+            self._record_cancelled()
 
     def stop(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -279,15 +279,18 @@ class WorkerPool:
         async with asyncio.timeout(self._policy.exit_s):
             return await link.close()
 
-    def _record_cancelled(self, slot: _Slot) -> None:
-        """Record the rollouts that a worker had when the run ended."""
-        for key, rollout in slot.in_flight.items():
+    def _record_cancelled(self) -> None:
+        """Record the rollouts that were taken and have no outcome when the run ends."""
+        cancelled = [*self._taken_back, *(one for slot in self._slots for one in slot.in_flight.values())]
+        self._taken_back.clear()
+        for slot in self._slots:
+            slot.in_flight = {}
+        for one in cancelled:
             self._record(
                 Failure(
-                    key, rollout.agent_ref, FailureKind.CANCELLED, "CancelledError", "the run was stopped"
+                    one.key, one.agent_ref, FailureKind.CANCELLED, "CancelledError", "the run was stopped"
                 )
             )
-        slot.in_flight = {}
 
 
 def _age(waiting: dict[str, object]) -> float:

@@ -217,6 +217,25 @@ def test_run_stopped_at_once_kills_its_workers_and_records_what_they_had() -> No
     assert all(link.was_killed for link in run.links)
 
 
+def test_rollouts_of_a_dead_worker_that_wait_for_another_are_recorded_when_the_run_stops() -> None:
+    lives = iter([True])
+
+    async def run_worker(end: WorkerEnd) -> None:
+        if next(lives, False):
+            await dying(lambda numbers: True)(end)
+        await asyncio.Event().wait()
+
+    run = Run(20, [2])
+
+    async def stop(pool: WorkerPool) -> None:
+        await until(lambda: len(run.links) == 2)
+        pool.stop(0.0)
+
+    run.play(run_worker, stop)
+    assert set(run.failures) == {0, 1} and len(run.outcomes) == 2
+    assert {one.failure_class for one in run.failures.values()} == {"cancelled"}
+
+
 def test_worker_that_ignores_the_stop_is_killed_after_the_grace_period() -> None:
     async def run_worker(end: WorkerEnd) -> None:
         end.send(Ready())
