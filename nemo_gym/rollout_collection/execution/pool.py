@@ -168,7 +168,7 @@ class WorkerPool:
         finally:
             slot.is_ready = False
             try:
-                ending = await self._reap(link)
+                ending = await self._reap(slot.number, link)
             finally:
                 slot.link = None
         return ending
@@ -269,15 +269,19 @@ class WorkerPool:
             if other.is_ready and other.link is not None:
                 self._feed(other, other.link)
 
-    async def _reap(self, link: WorkerLink) -> str:
+    async def _reap(self, number: int, link: WorkerLink) -> str:
         """Wait for a worker to end, kill whatever is left of it, and return how it ended."""
         patience_s = self._policy.exit_s if self._grace_s != 0 else self._policy.exit_now_s
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await link.close()
         link.kill()
-        async with asyncio.timeout(self._policy.exit_s):
-            return await link.close()
+        try:
+            async with asyncio.timeout(self._policy.exit_s):
+                return await link.close()
+        except TimeoutError:  # the system has not ended it yet: it waits for a disk or a device
+            logger.warning("worker %d is still running %g s after it was killed", number, self._policy.exit_s)
+            return "killed"
 
     def _record_cancelled(self) -> None:
         """Record the rollouts that were taken and have no outcome when the run ends."""

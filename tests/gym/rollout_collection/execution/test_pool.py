@@ -306,6 +306,23 @@ def test_worker_that_does_not_exit_in_time_is_killed() -> None:
     assert run.links[0].was_killed
 
 
+def test_worker_that_survives_its_kill_does_not_fail_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Undying(MemoryLink):
+        async def close(self) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    class UndyingWorkers(Run):
+        async def _start(self, worker: RunWorker) -> MemoryLink:
+            return Undying(worker)
+
+    run = UndyingWorkers(5, [2], replace(PATIENT, exit_s=0.05))
+    run.play(playing(at_once))
+    run.check_each_once()
+    assert not run.failures
+    assert "worker 0 is still running 0.05 s after it was killed" in caplog.text
+
+
 def test_run_does_not_wait_for_a_worker_that_is_still_starting() -> None:
     lives = iter([True])
 
