@@ -106,9 +106,12 @@ class _Resumption:
 
     def take(self, line: bytes) -> None:
         """One rollout of the new plan."""
+        packed_key = packed_key_of(line, self.plan)
+        before = self.rows.pop(packed_key, None)
+        if before is not None and before != hash(line.removesuffix(b"\n")):
+            self.num_changed += 1
+            self.work.forget_failures(packed_key)
         self.work.take(line)
-        before = self.rows.pop(packed_key_of(line, self.plan), None)
-        self.num_changed += before is not None and before != hash(line.removesuffix(b"\n"))
 
     def changes(self, servers: Servers | None) -> list[str]:
         changes = []

@@ -92,6 +92,10 @@ class WorkCount:
         self._to_run_by_agent = Counter[str]()
         self._skipped_by_kind, self._skipped_by_agent = Counter[AnyKind](), Counter[str]()
 
+    def forget_failures(self, packed_key: int) -> None:
+        """Do not skip this rollout: its input has changed since it failed."""
+        self._skipped.pop(packed_key, None)
+
     def take(self, line: bytes) -> None:
         """Count one materialized input."""
         packed_key = packed_key_of(line, self._plan)

@@ -102,6 +102,16 @@ def test_rollouts_whose_attempts_are_spent_are_skipped(
     assert "2 done, 1 skipped, 0 remaining" in capsys.readouterr().err
 
 
+def test_corrected_row_whose_attempts_are_spent_remains_to_be_played(playground: Playground) -> None:
+    playground.set_response("1:0", "no rollout")
+    playground.set_response("2:0", "no rollout")
+    playground.collect()
+    playground.write_input(row("a"), row("corrected"), row("c"))
+    text = dry_run_text(playground, max_attempts=1, resume_from_cache=True, allow_changed_inputs=True)
+    assert "1 done, 1 skipped, 1 remaining" in text
+    assert "1 rollouts have other inputs" in text
+
+
 def test_counts_of_a_larger_plan_include_new_rollouts(playground: Playground) -> None:
     playground.collect(limit=2)
     text = dry_run_text(playground, num_repeats=2, resume_from_cache=True)
