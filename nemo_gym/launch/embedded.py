@@ -85,7 +85,9 @@ async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServ
         if await _has_ended(living, longest_s):
             living.result()
         else:
-            logger.warning("%s: shutdown takes too long; it is abandoned", instance.name)
+            logger.warning(
+                "%s: the shutdown did not end within %g s; it is abandoned", instance.name, longest_s
+            )
             living.cancel()
 
 

@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CollectionPolicy:
-    """What a run is given besides its configuration."""
+    """Settings of a run that are not part of its configuration."""
 
     max_rollout_attempts: int = 3
-    """Attempts of a rollout whose input is at fault, over all runs: NEMO_GYM_MAX_ROLLOUT_ATTEMPTS."""
+    """Attempts, over all runs, of a rollout that fails because of its input."""
     heartbeat_s: float = 1.0
     """Time between two syncs, updates of the display and of the status file."""
 
@@ -164,12 +164,12 @@ class Collection:
                     await executor.run(prepared.work.rollouts(), recorder.record)
         finally:
             self._display.finish(heartbeat.snapshot())
-            with suppress(JournalError):  # the error that ended the run is reported by itself
+            with suppress(JournalError):  # the error that ended the run is reported separately
                 prepared.manifest.save(state="stopped", ledger=recorder.ledger.as_data())
         return ready.client
 
     async def _open_executor(self, to_run: int, opened: AsyncExitStack) -> OpenedExecutor | None:
-        """None if the run was stopped meanwhile."""
+        """Open the executor and its servers; None if the run was stopped meanwhile."""
         opening = self._executor_kind.open(self._config, self._servers, to_run)
         try:
             async with asyncio.timeout(None) as self._opening:
@@ -182,7 +182,7 @@ class Collection:
             self._opening = None
 
     def _collected(self, prepared: Prepared, recorder: Recorder) -> Collected:
-        """What the run has recorded; raises the error of a run that could not record."""
+        """The result of the run; raises an error if outcomes could not be recorded."""
         ledger = recorder.ledger
         if recorder.error is not None:
             raise JournalError(
@@ -222,7 +222,7 @@ class Collection:
         try:
             return await opened.enter_async_context(self._servers.open())
         except NeMoGymError as error:
-            logger.warning("cannot ask servers for their own metrics: %s", one_line(str(error)))
+            logger.warning("cannot open the servers to compute their own metrics: %s", one_line(str(error)))
             return None
 
 

@@ -66,8 +66,9 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     """Time, in seconds, that running rollouts get to finish after the first Ctrl-C or SIGTERM. A second one
     ends the run at once."""
     max_attempts: Positive = 6
-    """Attempts of a rollout that fails because of servers, endpoints or time limits. One whose input is at
-    fault is attempted twice per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS times (default 3) over all runs."""
+    """Attempts of a rollout that fails because of servers, endpoints or time limits. One that fails because
+    of its input is attempted twice per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS times (default 3) over all
+    runs."""
     retry_backoff_s: NotNegative = 2.0
     """Delay before the second attempt, in seconds. It doubles for each later attempt, up to a minute. Each
     delay is shortened at random, by at most half."""

@@ -17,7 +17,7 @@ from nemo_gym.rollout_collection.recording.waiting import ServedLimits
 logger = logging.getLogger(__name__)
 
 _LAST_BEAT_S = 30.0
-"""For the last sync: longer than any disk takes that still works."""
+"""Timeout of the last sync. A disk that works takes less."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ async def repeated(action: Callable[[], Awaitable[None]], period_s: float) -> As
                     return
             try:
                 await action()
-            except Exception:  # the boundary of what only informs: the next call tries again
+            except Exception:  # the boundary: the action only informs, and is called again
                 logger.exception("heartbeat")
 
     running = asyncio.create_task(run())

@@ -1,4 +1,4 @@
-"""The nouns of a collection: the planned rollout that goes in, the outcome that comes back."""
+"""Planned rollouts and outcomes: the input and the output of an executor."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which servers a run uses: hosted here, those of a running head server, or those open around the caller."""
+"""The servers of a run: hosted in this process, behind a head server, or already open in the caller."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -45,7 +45,7 @@ class Servers:
     running: ServerClient | None = None
 
     def check_settings(self) -> None:
-        """Refuse settings that would be refused at the start, as far as that is known before."""
+        """Refuse settings that a server would refuse at its start, as far as they can be checked before."""
         if self.to_host is not None:
             for instance in self.to_host.servers:
                 check_settings(self.to_host, instance)
@@ -157,7 +157,8 @@ def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
     if lines:
         shown = "".join(f"\n  {line}" for line in lines[:10])
         raise ConfigError(
-            f"the servers {served.where} differ from those of this command (was: running, is: here):{shown}\n"
+            f"the servers {served.where} differ from those of this command (was: running, is: this command):"
+            f"{shown}\n"
             f"Stop that ng_run, use the same configuration, or {_EMBEDDED_HINT}"
         )
 

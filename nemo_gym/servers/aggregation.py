@@ -12,7 +12,7 @@ class AggregatesMetrics:
     """Serves `/aggregate_metrics`. Environments override `compute_metrics` and `get_key_metrics`."""
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        """Custom metrics of the environment, from the rollouts grouped by task."""
+        """The environment's own metrics, from the rollouts grouped by task."""
         return {}
 
     def get_key_metrics(self, agent_metrics: dict[str, Any]) -> dict[str, Any]:
@@ -23,11 +23,11 @@ class AggregatesMetrics:
         return compute_aggregate_metrics(body.verify_responses, self.compute_metrics, self.get_key_metrics)
 
     async def has_own_metrics(self) -> bool:
-        """Whether there are custom metrics; overridden by a class that forwards to another server."""
+        """Whether the server has its own metrics; overridden by a class that forwards to another server."""
         return False
 
     async def report_own_metrics(self) -> dict[str, bool]:
-        """The response to GET. If `own` is false, the caller need not send rollouts for custom metrics."""
+        """The response to GET. If `own` is false, the caller need not send rollouts."""
         for cls in type(self).__mro__:
             if "has_own_metrics" in vars(cls):
                 break

@@ -28,7 +28,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attempts: int) -> list[str]:
-    """What would be run; raises what a run would refuse. Without servers the agents are not checked."""
+    """The lines of a dry run. Raises the errors of a run. Without servers, agents are not checked."""
     executor_named(config.executor)
     size, resumption = _Size(), _Resumption.of(config, max_attempts)
 
@@ -62,11 +62,11 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attemp
 
 @dataclass
 class _Size:
-    """What the rollouts of a plan ask of their models."""
+    """The size of the requests of a plan."""
 
     characters: int = 0
     output_tokens: int | None = 0
-    """The most for one call of every rollout; None if a row has no limit."""
+    """The limits of all rows, for one call each; None if a row has no limit."""
 
     def take(self, row: dict[str, Any]) -> None:
         params = row[RESPONSES_CREATE_PARAMS_KEY_NAME]
@@ -84,13 +84,13 @@ class _Size:
 
 @dataclass
 class _Resumption:
-    """How an earlier run would be continued, from its files as they are: a torn line counts as missing."""
+    """How an earlier run would be continued. Its files are not repaired: a torn line counts as missing."""
 
     manifest: Manifest | None
     work: WorkCount
     plan: Path
     rows: dict[int, int] = field(default_factory=dict)
-    """Hashes of the rows of the earlier plan that the new plan has not had so far, by packed key."""
+    """Hashes of the rows of the earlier plan that have not occurred in the new plan yet, by packed key."""
     num_changed: int = 0
 
     @classmethod
@@ -127,15 +127,15 @@ class _Resumption:
 def _resumption_lines(
     config: RolloutCollectionConfig, resumption: _Resumption | None, servers: Servers | None
 ) -> list[str]:
-    """How the run would be continued; refuses what a run would refuse."""
+    """How the run would be continued. Raises the errors that a run would raise."""
     if resumption is None:
         missing = " and ".join(missing_to_resume(config))
-        return [f"Nothing to resume: {missing} not found. It would be a new run."]
+        return [f"Nothing to resume: {missing} not found. The run would start from the beginning."]
     changes = resumption.changes(servers)
     if changes and not config.allow_changed_inputs:
         raise ChangedInputsError(
-            f"{config.output_jsonl_fpath} was collected with something else:{listed(changes)}\n"
-            "A run would say what differs and stop, unless +allow_changed_inputs=true"
+            f"{config.output_jsonl_fpath} was collected with other inputs or settings:{listed(changes)}\n"
+            "A run would stop with this error; +allow_changed_inputs=true continues anyway"
         )
     return [_counts(resumption.work.result()), *changes]
 

@@ -44,7 +44,7 @@ class Display:
         self._bar = None
 
     def note(self, text: str) -> None:
-        """Write a line of its own, above the bar."""
+        """Write a separate line, above the bar."""
         if self._bar is None:
             self._write_line(text)
         else:

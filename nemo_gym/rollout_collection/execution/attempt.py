@@ -87,14 +87,14 @@ def _success(planned: PlannedRollout, played: Played) -> Success:
 
 
 def _record_line(planned: PlannedRollout, played: Played) -> bytes:
-    """The response as it came, if it is strict JSON with the key of the row; else with the key put in."""
+    """The response unchanged if it is strict JSON with the key of the row; otherwise with the key added."""
     rollout, line, key = played.rollout, played.strict_json, planned.key
     if (
         line is not None
         and key_of(rollout) == key
         and rollout.get(AGENT_REF_KEY_NAME) == planned.agent_ref
         and b"\n" not in line
-        and b"\r" not in line  # which ends a line for some readers
+        and b"\r" not in line  # a line end for some readers
     ):
         return line
     if line is not None:

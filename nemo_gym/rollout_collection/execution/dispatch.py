@@ -24,11 +24,11 @@ class RolloutPolicy:
     """How long an attempt may take and when a rollout is attempted again."""
 
     rollout_timeout_s: float
-    """For one attempt, verification and clean-up included."""
+    """Timeout of one attempt, verification and clean-up included."""
     retry: RetryPolicy
-    """After an outage. A failure because of the input is retried only as often as the rollout allows."""
+    """Retries after an outage. After a failure because of the input, the rollout limits the retries."""
     teardown_s: float = 5.0
-    """For a cancelled attempt to end; then it is abandoned."""
+    """Time for a cancelled attempt to end; then it is abandoned."""
 
     def retry_delay_s(self, failure: Failure, rollout: PlannedRollout, elapsed_s: float) -> float | None:
         """Time until the next attempt; None if there is none."""
@@ -105,7 +105,7 @@ class Dispatcher:
             self._finish_cut(entry)
 
     def _start_no_more(self) -> None:
-        """Rollouts that wait for another attempt do not get it."""
+        """Start no further attempts; rollouts that wait for one end with their last failure."""
         self._is_stopping = True
         for entry in [entry for entry in self.in_flight if entry.running is None]:
             assert entry.last is not None

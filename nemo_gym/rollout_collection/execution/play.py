@@ -51,7 +51,7 @@ PLAY_ERRORS = (ServerCallError, ServerUnreachableError, InvalidRollout, AgentFai
 
 
 def kind_of_play_error(error: Exception, boundary: Boundary) -> AnyKind:
-    """The kind that the agent declared, else what the table of failures says."""
+    """The kind that the agent declared, else that of the table of failures."""
     return error.kind if isinstance(error, AgentFailure) else kind_of_exception(error, boundary)
 
 
@@ -61,20 +61,20 @@ class Played:
 
     rollout: dict[str, Any]
     strict_json: bytes | None = None
-    """The body that it was read from, if any JSON parser can read it."""
+    """The body of the response if it is strict JSON, which every parser can read."""
 
 
 def read_exactly(body: bytes) -> Played:
-    """The rollout with whole numbers of any size."""
+    """Parse a rollout; integers of any size stay exact."""
     return Played(decode_json(body))
 
 
 def read_fast(body: bytes) -> Played:
-    """The rollout with whole numbers beyond 64 bits as floats."""
+    """Parse a rollout faster; integers beyond 64 bits become floats."""
     try:
         return Played(orjson.loads(body), body)
     except orjson.JSONDecodeError:
-        return Played(decode_json(body))  # NaN and the like, which strict parsers refuse
+        return Played(decode_json(body))  # NaN or infinity, which orjson refuses
 
 
 async def play(

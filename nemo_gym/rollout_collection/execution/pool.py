@@ -39,22 +39,22 @@ class PoolPolicy:
     """How long a pool waits for its workers, and how many deaths it accepts."""
 
     startup_s: float = 300.0
-    """Until a worker's servers are ready. Generous: some load models first."""
+    """Time until the servers of a worker are ready. Generous, because some load models."""
     silence_s: float = 3630.0
     """Longest time without a message from a worker. It reports every second unless a rollout blocks its event
     loop, so this is the deadline of a rollout and 30 s more."""
     ending_s: float = 30.0
-    """For a worker to shut down its servers when there is nothing left to play."""
+    """Time for a worker to shut down its servers when there is nothing left to play."""
     teardown_s: float = 5.0
-    """For a cancelled rollout to end; a stopped worker gets twice that on top of the grace period."""
+    """Time for a cancelled rollout to end; a stopped worker gets twice that on top of the grace period."""
     exit_s: float = 10.0
-    """For a worker whose link is closed to end by itself, and then again to end when it is killed."""
+    """Time for a worker to end after its link is closed, and again after it is killed."""
     exit_now_s: float = 0.5
     """The same when the run must end at once."""
     deaths_in_a_row: int = 10
-    """Deaths of workers, with no outcome between them, after which the run ends: no worker can live."""
+    """The run ends after this many deaths of workers in a row, without an outcome between them."""
     deaths_per_rollout: int = 3
-    """Deaths of workers that played a rollout, after which it fails. The last of them played nothing else."""
+    """A rollout fails after so many deaths of workers that played it. The last one played nothing else."""
 
 
 def shares_of(parallel: int, num_workers: int) -> list[int]:

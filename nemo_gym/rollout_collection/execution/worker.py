@@ -40,25 +40,25 @@ class WorkerPolicy:
     report_s: float = 1.0
     """Time between two reports."""
     exit_s: float = 2.0
-    """For threads and tasks of environments that still run when the worker is done."""
+    """Time for threads and tasks of environments that still run when the worker is done."""
     orphan_s: float = 5.0
-    """For an orderly end when the driver is gone; then the worker kills itself and all that it started."""
+    """Time to end in order when the driver is gone; then the worker kills itself and all that it started."""
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker needs to begin. Holds secrets: it goes over a private link, never to a file."""
+    """What a worker needs to start. Contains secrets: sent over a private link, never written to a file."""
 
     config: bytes
-    """As `dump_config` writes it."""
+    """The output of `dump_config`."""
     is_embedded: bool
     """Whether the worker hosts the servers; if not, it calls those that run elsewhere."""
     elsewhere: frozenset[str]
-    """Names of servers that it does not host in any case: all workers share them."""
+    """Names of servers that all workers share; no worker hosts them."""
     rollout_policy: RolloutPolicy
     call_timeout_s: float
     adaptive_ceiling: int
-    """Most concurrent calls to one endpoint if concurrency is adaptive; 0: it is not."""
+    """Maximum number of concurrent calls to one endpoint; 0 if concurrency is not adaptive."""
     policy: WorkerPolicy = WorkerPolicy()
 
 

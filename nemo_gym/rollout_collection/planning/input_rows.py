@@ -59,9 +59,9 @@ class Plan:
     _rollouts: "array[int]" = field(default_factory=lambda: array("q"))
     """Rollouts so far of each task."""
     _given_rollouts: dict[int, int] = field(default_factory=dict)
-    """The same if the rows have task indices of their own, which may have gaps."""
+    """The same if the rows contain task indices, which may have gaps."""
     _own_index: bool | None = None
-    """Whether the rows have task indices of their own."""
+    """Whether the rows contain task indices."""
     _without_agent: list[int] = field(default_factory=list)
     _with_input: list[int] = field(default_factory=list)
     _without_repeats: set[str] = field(default_factory=set)
@@ -92,7 +92,7 @@ class Plan:
         return row
 
     def _prepare(self, row: Row, index: int, number: int) -> str | None:
-        """Put prompt, agent and overrides into the row; gives the agent, or None where there is none."""
+        """Put prompt, agent and overrides into the row; returns the agent, or None if there is none."""
         if self.prompt is not None:
             if (row.get(RESPONSES_CREATE_PARAMS_KEY_NAME) or {}).get("input") is not None:
                 self._with_input.append(index)

@@ -23,7 +23,7 @@ def misspelt_parameters(config: RolloutCollectionConfig) -> list[str]:
     }
     return [
         f"warning: responses_create_params.{name} is not a parameter of the Responses API "
-        f"(did you mean {close}?); it is sent as it is"
+        f"(did you mean {close}?); it is sent unchanged"
         for name, close in meant.items()
         if close is not None
     ]

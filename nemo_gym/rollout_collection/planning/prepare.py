@@ -1,4 +1,4 @@
-"""Before the first rollout: a new plan, or what an earlier run left of its own, checked against now."""
+"""Before the first rollout: write a new plan, or check and resume that of an earlier run."""
 
 import hashlib
 import os
@@ -64,7 +64,7 @@ def prepare_folder(config: RolloutCollectionConfig) -> None:
 
 
 def missing_to_resume(config: RolloutCollectionConfig) -> list[str]:
-    """The files without which there is nothing to resume."""
+    """The missing files without which an earlier run cannot be resumed."""
     files = (config.materialized_jsonl_fpath, Path(config.output_jsonl_fpath))
     return [str(path) for path in files if not path.exists()]
 
@@ -193,7 +193,7 @@ class _Resumption:
         text = _listed(changed)
         if not self.config.allow_changed_inputs:
             raise ChangedInputsError(
-                f"{self.output} was collected with something else:{text}\n"
+                f"{self.output} was collected with other inputs or settings:{text}\n"
                 "Resume with the same inputs and settings, choose another +output_jsonl_fpath=, or continue "
                 "anyway with +allow_changed_inputs=true"
             )
@@ -219,7 +219,7 @@ class _Resumption:
 
 
 def check_without_input(config: RolloutCollectionConfig, earlier: Manifest | None) -> str:
-    """Refuse to change a plan whose input is gone; returns a message if the plan stays the same."""
+    """Refuse to change a plan whose input file is missing; returns a message if the plan stays the same."""
     inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
     if other := changed_recipe(inputs, recipe_of(config)):
         raise ChangedInputsError(
@@ -246,7 +246,7 @@ def changed_recipe(inputs: Any, now: dict[str, Any]) -> list[str]:
 
 
 def changed_rows(before: Path, now: Path) -> list[str]:
-    """What the new plan changes or lacks of the earlier one. More rollouts are not a change."""
+    """How the new plan differs from the earlier one. Additional rollouts are not a difference."""
     hashes = {packed_key_of(line.data, before): (line.offset, hash(line.data)) for line in read_lines(before)}
     changes: dict[str, list[Key]] = {}
     for line in read_lines(now):

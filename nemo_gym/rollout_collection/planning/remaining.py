@@ -23,17 +23,17 @@ from nemo_gym.types import (
 )
 
 DATA_ATTEMPTS_PER_RUN = 2
-"""Attempts in one run of a rollout whose input is at fault."""
+"""Attempts per run of a rollout that fails because of its input."""
 
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """What is left of a plan, and why the rest is not."""
+    """The rollouts of a plan that remain to be played, and why the others do not."""
 
     plan: Path
     """The file of materialized inputs."""
     max_attempts: int
-    """Attempts of a rollout whose input is at fault, over all runs."""
+    """Attempts, over all runs, of a rollout that fails because of its input."""
     planned: int
     to_run_by_agent: Counter[str]
     done: Set[int] = frozenset()
@@ -124,7 +124,7 @@ class WorkCount:
 
 
 def remaining_work(plan: Path, done: Set[int], past: PastFailures, max_attempts: int) -> RemainingWork:
-    """What is left of the plan in a file."""
+    """The remaining work of the plan in a file."""
     count = WorkCount(plan, done, past, max_attempts)
     with plan.open("rb", READ_BYTES) as file:
         for line in file:
@@ -148,7 +148,7 @@ def read_plan(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def packed_key_of(line: bytes, path: Path) -> int:
-    """The packed key of a materialized input: at the end if this program wrote it, else anywhere."""
+    """The packed key of a materialized input. This program writes it at the end of the line."""
     found = _KEY_AT_END.search(line[-_LONGEST_KEY:])
     if found is not None:
         task, rollout = found.groups()

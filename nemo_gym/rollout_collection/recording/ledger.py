@@ -10,7 +10,7 @@ from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.terminal import one_line
 
 _FEWEST = 20
-"""Rollouts that must have started before a share of them means anything."""
+"""How many rollouts must have started before a share of failures is meaningful."""
 _LONGEST_CAUSE = 200
 _SECONDS = re.compile(r"\b\d+ s in ")
 """How long a rollout had waited when it was cancelled: it differs between rollouts with the same cause."""
@@ -106,7 +106,7 @@ class FailureBudget:
             return False
         if limit >= 1:
             return failures > limit
-        # Those in flight may all succeed: failures are often faster than successes.
+        # Rollouts in flight count as started: failures are often faster than successes.
         started = ledger.succeeded_now + failures + in_flight
         return started >= min(_FEWEST, self.to_run) and failures > limit * started
 

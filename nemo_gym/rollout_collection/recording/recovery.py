@@ -1,4 +1,4 @@
-"""What an earlier run recorded, read back: its output repaired, its failures counted."""
+"""Reads what an earlier run recorded: repairs its output and counts its failures."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ def read_keyed(path: Path) -> Iterator[tuple[Key, Record]]:
 
 @dataclass
 class PastFailures:
-    """What the failures file says of each packed key, over all runs."""
+    """The failures of each packed key in the failures file, over all runs."""
 
     data_attempts: dict[int, int] = field(default_factory=dict)
     """Attempts that failed because of the input."""

@@ -27,7 +27,7 @@ from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 _BATCH_BYTES = 1 << 16
-"""Parsed together: enough to save calls, little enough for the processor's cache."""
+"""Parsed at once: few calls, and the data fits into the cache of the processor."""
 _NEWLINE = 10
 _task_of, _rollout_of = itemgetter(TASK_INDEX_KEY_NAME), itemgetter(ROLLOUT_INDEX_KEY_NAME)
 _agent_ref_of, _name_of = itemgetter(AGENT_REF_KEY_NAME), itemgetter("name")
@@ -35,7 +35,7 @@ PART_BYTES = 64 << 20
 """The size of a part that is worth a process of its own."""
 _MOST_PARTS = 8
 _MOST_FILES = 1 << 20
-"""Descriptors that a new process closes if the system reports no limit, or one that is too high to try."""
+"""How many descriptors a new process closes if the system reports no limit or a very high one."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ def _take(lines: list[bytes], offsets: list[int], index: OutputIndex, intakes: M
 
 
 def _parsed_together(lines: list[bytes]) -> list[Record] | None:
-    """The objects in the lines, one per line; None if that is not the case, or a number is not finite."""
+    """The object in each line; None if a line is not one object or has a number that is not finite."""
     if not all(line.startswith(b"{") and line.endswith(b"}\n") for line in lines):
         return None
     try:
@@ -210,7 +210,7 @@ class _Reader:
 
 
 def _send_part(descriptor: int, path: Path, start: int, end: int) -> None:
-    """The whole work of the other process. It keeps no file of its parent open, and so no lock."""
+    """Runs in the other process. Closes the files of its parent, so that it holds none of its locks."""
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,1 +1,1 @@
-"""What a run leaves: metrics of each agent, merged shards, trackers."""
+"""The results of a run: metrics of each agent, merged shards, trackers."""

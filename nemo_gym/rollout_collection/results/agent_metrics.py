@@ -43,7 +43,7 @@ _LONGEST_REASON = 300
 _GROUPS_A_PIECE = 200
 NO_SERVER = "no server was available; compute them with ng_aggregate_rollouts '+config_paths=[…]'"
 _FORMULAS = b"1"
-"""Changed whenever the same rollouts would give another file."""
+"""Increase it when the program writes a different file for the same rollouts."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def fingerprint(path: Path, entries: Iterable[Entry]) -> str | None:
-    """A text that changes when the file changes or the numbers that it is computed from.
+    """A text that changes when the file changes, or the numbers that it is computed from change.
 
     None if there is no file, or if it depends on more than this program and the columns.
     """
@@ -131,7 +131,9 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
         own = AggregateMetrics.model_validate(await response.json())
     except (NeMoGymError, ValueError, OSError) as error:
         reason = _reason(error)
-        logger.warning("cannot compute the metrics of %s itself, only the default ones: %s", agent, reason)
+        logger.warning(
+            "%s cannot compute its own metrics, only the default ones are written: %s", agent, reason
+        )
         return await _default_entry(agent, rollouts, reason)
     summary = await asyncio.to_thread(summarize, agent, rollouts.columns, rollouts.planned)
     return Entry(agent, summary, own.agent_metrics, own.key_metrics, own.group_level_metrics)

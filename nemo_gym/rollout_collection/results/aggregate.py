@@ -172,7 +172,7 @@ def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
         else:
             notice(f"Skipped {output}: it is the merged output itself.")
     if not shards:
-        others = f" (only {matches[0]}, whose name is that of a file beside rollouts)" if matches else ""
+        others = f" (only {matches[0]}, which by its name does not contain rollouts)" if matches else ""
         raise ConfigError(
             f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; pass the "
             "shards, and an output_jsonl_fpath that is not one of them"

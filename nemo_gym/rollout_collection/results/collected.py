@@ -10,7 +10,7 @@ from nemo_gym.rollout_collection.results.agent_metrics import Entry
 
 @dataclass
 class Collected:
-    """What a collection leaves."""
+    """The result of a collection."""
 
     rollouts: Rollouts
     ledger: Ledger
@@ -22,4 +22,4 @@ class Collected:
     tracked: list[str] = field(default_factory=list)
     """Messages from the trackers."""
     warnings: list[str] = field(default_factory=list)
-    """What the run could not write besides its rollouts."""
+    """Warnings about files, other than the rollouts, that could not be written."""

@@ -199,7 +199,7 @@ def test_misspelt_parameter_causes_a_warning_and_is_sent_unchanged(ng: Ng, world
     assert done.code == 0
     assert (
         "warning: responses_create_params.temprature is not a parameter of the Responses API "
-        "(did you mean temperature?); it is sent as it is\n"
+        "(did you mean temperature?); it is sent unchanged\n"
     ) in done.err
     assert {one["temprature"] for one in world.endpoint.requests} == {0.7}
 

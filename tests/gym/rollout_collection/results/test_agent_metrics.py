@@ -1,4 +1,4 @@
-"""The aggregate metrics file: default metrics from columns, custom ones from the environment."""
+"""The aggregate metrics file: default metrics from columns, own metrics from the environment."""
 
 import asyncio
 import json
@@ -243,7 +243,7 @@ def test_non_finite_numbers_never_reach_the_file(folder: Path) -> None:
 
 
 class Forwards(AggregatesMetrics):
-    """Forwards to a server without custom metrics."""
+    """Forwards to a server without own metrics."""
 
     async def aggregate_metrics(self, body: Any) -> Any:
         raise AssertionError
