@@ -162,9 +162,7 @@ class SessionStore:
 
     async def end(self, session_id: str) -> None:
         """End a session after the requests that use it; do nothing if it does not exist."""
-        ending = self._ending.get(session_id)
-        if ending is None and session_id not in self.ended_ids:
-            ending = self._start_ending(session_id)
+        ending = self._start_ending(session_id)
         if ending is not None:  # continues if the caller is cancelled
             await asyncio.shield(ending)
 
@@ -204,7 +202,9 @@ class SessionStore:
             self._warned = True
 
     def _start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
-        """Refuse the id from now on; returns the task that ends the session, if one is needed."""
+        """Refuse the id from now on; returns the task that ends the session, if one is needed or running."""
+        if session_id in self._ending or session_id in self.ended_ids:
+            return self._ending.get(session_id)
         session = self._in_use.get(session_id)
         is_known = session is not None or self._kept.pop(session_id, None) is not None
         self._closed.add(session_id)

@@ -294,3 +294,22 @@ def test_sessions_open_at_shutdown_are_closed() -> None:
     with served(HostedServer("it", server.setup_webserver())) as url:
         asyncio.run(seed(ServerClient(global_config_dict=served_config("it", url))))
     assert len(server.closed) == 2
+
+
+def test_shutdown_during_the_closing_of_a_session_in_use_finishes_the_closing() -> None:
+    closed: list[str] = []
+
+    async def run() -> None:
+        store = SessionStore(COOKIE, close_session=closed.append)
+        session = store.open(store.identify(None))
+        closing = asyncio.create_task(store.end(session.id))
+        for _ in range(3):  # until it waits for the request
+            await asyncio.sleep(0)
+        shutdown = asyncio.create_task(store.end_all())
+        await asyncio.sleep(0)
+        store.close(session)
+        async with asyncio.timeout(10):
+            await asyncio.gather(closing, shutdown)
+        assert closed == [session.id]
+
+    asyncio.run(run())
