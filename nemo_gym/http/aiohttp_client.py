@@ -29,7 +29,12 @@ class AiohttpTransport:
                 "skip_auto_headers", ("Content-Type",)
             )  # part of the headers of the call, if it has one
         url, headers = URL(call.url, encoded=True), CIMultiDict(call.wire_headers())
-        async with self.session.request(call.method, url, headers=headers, **options) as response:
-            body = await response.read()
-            received = tuple(response.headers.items())
-            return ClientResponse(response.status, received, body, method=call.method, url=call.url)
+        try:
+            async with self.session.request(call.method, url, headers=headers, **options) as response:
+                body = await response.read()
+        except aiohttp.ClientResponseError as error:  # the response cannot be parsed
+            if call.aiohttp_options:  # the caller may have asked for it, with `raise_for_status`
+                raise
+            raise aiohttp.ClientPayloadError(f"the response is not HTTP: {error.message}") from error
+        received = tuple(response.headers.items())
+        return ClientResponse(response.status, received, body, method=call.method, url=call.url)

@@ -5,6 +5,7 @@ import sys
 import aiohttp
 import pytest
 
+from nemo_gym.failures import Boundary, FailureKind, kind_of_exception
 from nemo_gym.http import (
     Call,
     GlobalAIOHTTPAsyncClientConfig,
@@ -139,3 +140,22 @@ def test_plain_client_that_is_switched_off_sends_nothing() -> None:
     with plain_client_enabled(False):
         assert asyncio.run(transport_for(PLAIN)) is AiohttpTransport
     assert asyncio.run(transport_for(PLAIN)) is PlainTransport
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize(
+    "broken",
+    [None, b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", b"SMTP ready\r\n\r\n"],
+    ids=["closed", "cut", "not HTTP"],
+)
+def test_broken_response_is_the_same_kind_of_failure_from_both_clients(
+    broken: bytes | None, is_plain: bool
+) -> None:
+    async def run() -> None:
+        async with serving(broken) as server:
+            with pytest.raises((aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)) as raised:
+                await request("POST", server.url, json={})
+        assert kind_of_exception(raised.value, Boundary.SERVER_CODE) == FailureKind.INFRASTRUCTURE
+
+    with plain_client_enabled(is_plain):
+        asyncio.run(run())
