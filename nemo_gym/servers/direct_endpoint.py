@@ -16,7 +16,6 @@ from fastapi import FastAPI
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import ResponseValidationError
 from fastapi.routing import APIRoute
-from fastapi.utils import is_body_allowed_for_status_code
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
@@ -29,6 +28,7 @@ from nemo_gym.undocumented import fastapi_internals, starlette_internals
 from nemo_gym.undocumented.fastapi_internals import (
     RouteParts,
     is_simple,
+    may_have_body,
     parts_of,
     to_json,
     validated,
@@ -95,7 +95,7 @@ class Endpoint:
     def encode(self, value: Any, status: int) -> bytes:
         """The result of the endpoint as JSON."""
         body = self._shaped(value)
-        return body if status == 200 or is_body_allowed_for_status_code(status) else b""
+        return body if may_have_body(status) else b""
 
     def _shaped(self, value: Any) -> bytes:
         if self.response_field is None:

@@ -60,9 +60,13 @@ def is_simple(route: APIRoute) -> bool:
         and inspect.isroutine(function)
         and not inspect.isgeneratorfunction(inspect.unwrap(function))
         and not inspect.isasyncgenfunction(inspect.unwrap(function))
-        and (route.status_code is None or route.status_code >= 200)
-        and route.status_code not in (204, 205, 304)
+        and (route.status_code is None or may_have_body(route.status_code))
     )
+
+
+def may_have_body(status: int) -> bool:
+    """Whether FastAPI sends a body with this status."""
+    return status >= 200 and status not in (204, 205, 304)
 
 
 def parts_of(route: APIRoute) -> RouteParts:
