@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PRIVATE_NAMES = {
     "aiohttp": r"ConnectionKey|client_reqrep",
-    "fastapi": r"_type_adapter|_embed_body_fields|\.dependant\b|DefaultPlaceholder|fastapi\._",
+    "fastapi": r"_type_adapter|_embed_body_fields|\.dependant\b|DefaultPlaceholder|fastapi\.(_|utils)",
     "hydra": r"hydra\.(core|_internal|plugins)|antlr4",
     "mlflow": r"mlflow\.(utils|environment_variables|store)",
     "omegaconf": r"omegaconf\._|_get_node",
@@ -41,6 +41,8 @@ FORCED_RUNS = {
     "all": [
         "tests/gym/servers/test_direct_endpoint.py",
         "tests/gym/servers/test_sessions.py",
+        "tests/gym/servers/test_close_session.py",
+        "tests/gym/servers/test_run_sessions.py",
         "tests/gym/servers/test_failure_responses.py",
         "tests/gym/http/test_call.py",
         "tests/gym/config/test_overrides.py",

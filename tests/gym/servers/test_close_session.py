@@ -153,7 +153,6 @@ def test_seeding_with_the_cookie_of_a_closed_session_begins_a_new_one() -> None:
     on_both(rooms, check)
 
 
-@pytest.mark.fast_path  # through the application, every request opens a session
 def test_cookie_marks_kept_sessions() -> None:
     async def check(client: ServerClient, server: Rooms) -> None:
         weather = await client.post("it", "/weather", json={})

@@ -128,7 +128,6 @@ def transport(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-@pytest.mark.fast_path  # through the application, sessions are closed just after the response
 @pytest.mark.parametrize("seeds", [False, True], ids=["in the run", "in its own /v1/responses"])
 def test_sessions_are_closed_after_a_successful_run(transport: str, seeds: bool) -> None:
     world = World()
