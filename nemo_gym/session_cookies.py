@@ -16,8 +16,11 @@ from typing import Any, NamedTuple, Protocol
 CLOSE_SESSION_PATH = "/close_session"
 """Reserved on every server with sessions: ends the session in the request's cookie; 204 also without one."""
 SEED_SESSION_PATH = "/seed_session"
+SESSION_HEADER = "x-nemo-gym-session"
+"""Names a session that began in a nested call, so that the caller closes it. It sets no cookie."""
 
 _PREFIX = "ng_session_"
+_SESSION_HEADERS = ("set-cookie", SESSION_HEADER)
 KEPT_MARK = "k"
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _VALUE = re.compile(r"((?:(\d+)w)?[0-9a-f]{32})(k?)")
@@ -85,10 +88,10 @@ class ReceivedSessions:
     """By session id."""
 
     def note(self, client: Poster, headers: Sequence[tuple[str, str]]) -> None:
-        """Take note of the session cookies among the headers of a response."""
+        """Take note of the sessions in the headers of a response."""
         for name, header in headers:
             # Nearly all are rejected by the first test.
-            if "k;" in header and header.startswith(_PREFIX) and name.lower() == "set-cookie":
+            if "k;" in header and header.startswith(_PREFIX) and name.lower() in _SESSION_HEADERS:
                 cookie_name, _, value = header.partition(";")[0].partition("=")
                 self._note_kept(client, cookie_name, value)
 

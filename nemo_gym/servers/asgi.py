@@ -14,8 +14,8 @@ Reply = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers without the content length, body. Status 0: nothing (more) to send."""
 
 
-SET_COOKIES_KEY = "nemo_gym.set_cookies"
-"""In the scope of a request with a session: returns the Set-Cookie headers of its response."""
+SESSION_HEADERS_KEY = "nemo_gym.session_headers"
+"""In the scope of a request with a session: returns the headers that its response has for sessions."""
 
 
 class Collector:

@@ -29,7 +29,7 @@ from nemo_gym.http import (
     ServerCallError,
     ServerUnreachableError,
 )
-from nemo_gym.servers.asgi import SET_COOKIES_KEY, adding_headers
+from nemo_gym.servers.asgi import SESSION_HEADERS_KEY, adding_headers
 from nemo_gym.servers.sessions import SessionEndedError
 
 logger = logging.getLogger(__name__)
@@ -146,6 +146,6 @@ class FailureMiddleware:
                 self.failures.log(error)
                 return
             response = await self.failures.respond_to(error, Request(scope, receive))
-            if SET_COOKIES_KEY in scope:
-                send = adding_headers(send, scope[SET_COOKIES_KEY])
+            if SESSION_HEADERS_KEY in scope:
+                send = adding_headers(send, scope[SESSION_HEADERS_KEY])
             await response(scope, receive, send)

@@ -120,12 +120,12 @@ class HostedServer(HostedApp):
                 self.failures.add_cause(value.headers, value.status_code)
                 reply = await request.send(value)
             elif carrier is None:
-                reply = endpoint.status, [_JSON, *request.set_cookies()], request.encode(endpoint, value)
+                reply = endpoint.status, [_JSON, *request.session_headers()], request.encode(endpoint, value)
             else:
                 status = carrier.status_code or endpoint.status
                 body = endpoint.encode(value, status)
                 self.failures.add_cause(carrier.headers, status)
-                reply = status, [_JSON, *carrier.headers.items(), *request.set_cookies()], body
+                reply = status, [_JSON, *carrier.headers.items(), *request.session_headers()], body
         except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response
             reply = await request.send(await self.failures.respond_to(error, request.build()))
         finally:

@@ -39,8 +39,8 @@ class HostedRequest(Generic[R]):
         if self._session is not None:
             self._server.sessions.close(self._session)
 
-    def set_cookies(self) -> list[tuple[str, str]]:
-        """The Set-Cookie headers: that of the session, and those of other servers that an agent passes on."""
+    def session_headers(self) -> list[tuple[str, str]]:
+        """The cookie of the session, and the names of those that a nested call of an agent began."""
         own = ("set-cookie", self._server.sessions.set_cookie(self.session_id, self._session))
         return [own] if self.agent_request is None else [*self.agent_request.passed_on(), own]
 
@@ -65,7 +65,7 @@ class HostedRequest(Generic[R]):
     async def send(self, response: Response) -> Reply:
         """Send a response object. A failure of its background task does not change the response."""
         if is_plain(response):
-            headers = [*headers_of(response), *self.set_cookies()]
+            headers = [*headers_of(response), *self.session_headers()]
             return response.status_code, headers, bytes(response.body)
         return await self._send_by_asgi(response)
 
@@ -112,7 +112,7 @@ class LocalRequest(HostedRequest[ClientResponse]):
 
     async def _send_by_asgi(self, response: Response) -> Reply:
         collector = Collector()
-        send = adding_headers(collector.send, self.set_cookies)
+        send = adding_headers(collector.send, self.session_headers)
         return await self._server.first_reply(response(self._scope(), self._receive(), send), collector)
 
 
@@ -143,7 +143,9 @@ class HttpRequest(HostedRequest[Reply]):
     async def _send_by_asgi(self, response: Response) -> Reply:
         collector = Collector(self._pass_on)
         try:
-            await response(self._scope(), self._receive(), adding_headers(collector.send, self.set_cookies))
+            await response(
+                self._scope(), self._receive(), adding_headers(collector.send, self.session_headers)
+            )
         except Exception as error:  # the boundary of a server
             if not collector.status:
                 raise

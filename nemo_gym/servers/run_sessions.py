@@ -12,6 +12,7 @@ from nemo_gym.activity import current_activity
 from nemo_gym.http import Cookies
 from nemo_gym.session_cookies import (
     CLOSE_SESSION_PATH,
+    SESSION_HEADER,
     ReceivedSession,
     ReceivedSessions,
     current_sessions,
@@ -77,7 +78,7 @@ class AgentRequest:
     """One request to an agent. It sets `current_sessions` for the code that serves it.
 
     A run closes the sessions that began in it. Any other request, such as the agent's call of its own
-    `/v1/responses`, passes their cookies on to its caller, also with an error.
+    `/v1/responses`, names them to its caller, also with an error.
     """
 
     def __init__(self, closer: RunSessions, cookies: Cookies, closes: bool) -> None:
@@ -88,9 +89,9 @@ class AgentRequest:
         self._token = current_sessions.set(self._received)
 
     def passed_on(self) -> list[tuple[str, str]]:
-        """The Set-Cookie headers for the caller."""
+        """The headers that name these sessions to the caller."""
         kept = () if self._closes else self._received.kept.values()
-        return [("set-cookie", f"{one.cookie_name}={one.cookie_value}; Path=/") for one in kept]
+        return [(SESSION_HEADER, f"{one.cookie_name}={one.cookie_value};") for one in kept]
 
     async def end(self) -> None:
         """Call when the code that serves the request has finished."""

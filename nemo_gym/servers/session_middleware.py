@@ -6,7 +6,7 @@ from typing import NamedTuple
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.servers.asgi import SET_COOKIES_KEY, adding_headers, cookies_of, send_reply
+from nemo_gym.servers.asgi import SESSION_HEADERS_KEY, adding_headers, cookies_of, send_reply
 from nemo_gym.servers.run_sessions import RUN_PATH, AgentRequest, RunSessions
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import CLOSE_SESSION_PATH, session_id_in
@@ -47,7 +47,7 @@ class SessionMiddleware:
             is_run = scope["path"] == RUN_PATH and scope["method"] == "POST"
             request = self.runs.begin(parse_cookies(cookies), closes=is_run)
 
-        def set_cookies() -> list[tuple[str, str]]:
+        def session_headers() -> list[tuple[str, str]]:
             own = ("set-cookie", self.store.set_cookie(session.id, session))
             return [own] if request is None else [*request.passed_on(), own]
 
@@ -57,9 +57,9 @@ class SessionMiddleware:
                 await request.close_sessions()
             await send(message)
 
-        scope[SET_COOKIES_KEY] = set_cookies
+        scope[SESSION_HEADERS_KEY] = session_headers
         try:
-            await self.app(scope, receive, adding_headers(send_when_closed, set_cookies))
+            await self.app(scope, receive, adding_headers(send_when_closed, session_headers))
         finally:
             self.store.close(session)
             if request is not None:

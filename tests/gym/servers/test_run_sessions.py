@@ -169,6 +169,31 @@ def test_session_of_a_nested_call_is_closed_without_its_cookie_being_passed_on(
     asyncio.run(run())
 
 
+class TwoSessions(Walker):
+    """Opens two sessions in its `/v1/responses` and chooses the first."""
+
+    async def responses(self, request: Request, response: Response, body: dict[str, Any]) -> dict[str, Any]:
+        first, second = [await self.server_client.post("env", "/seed_session", json={}) for _ in range(2)]
+        cookies = {name: morsel.value for name, morsel in first.cookies.items()}
+        for name, value in cookies.items():
+            response.set_cookie(name, value)
+        return {"chosen": cookies, "other": second.cookies["ng_session_env"].value}
+
+
+def test_nested_call_returns_only_the_cookies_that_its_endpoint_sets(transport: str) -> None:
+    world = World(agent=TwoSessions)
+
+    async def run() -> None:
+        async with world.open(transport) as client:
+            played = await client.post("agent", "/v1/responses", json={})
+            chosen = (await played.json())["chosen"]
+            assert {name: played.cookies[name].value for name in chosen} == chosen
+            await client.post("agent", "/run", json={"seeds": True})
+            assert len(world.rooms.closed) == 2
+
+    asyncio.run(run())
+
+
 async def until(condition: Callable[[], object]) -> None:
     assert await asyncio.to_thread(wait_until, lambda: bool(condition()), 10)
 
