@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from glob import escape
+from shlex import join
 from typing import Any
 
 from nemo_gym.client import ServerClient
@@ -76,6 +78,7 @@ async def track_collected(
 def metrics_warning(collected: Collected, error: Exception) -> str:
     logger.debug("metrics", exc_info=error)
     output = collected.output
-    again = f"ng_aggregate_rollouts +input_glob={output} +output_jsonl_fpath={output} +merge_shards=false"
+    settings = [f"+input_glob={escape(str(output))}", f"+output_jsonl_fpath={output}", "+merge_shards=false"]
+    again = join(["ng_aggregate_rollouts", *settings])
     reason = one_line(str(error)) or type(error).__name__
     return f"warning: cannot compute the metrics: {reason}; to try again: {again}"

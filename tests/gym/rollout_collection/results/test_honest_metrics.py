@@ -1,10 +1,14 @@
 """Metrics report what limits them: missing rollouts, retries, values that are not finite."""
 
 import json
+import re
+import shlex
+import shutil
 from typing import Any
 
 import pytest
 
+from nemo_gym.cli.main import enter
 from nemo_gym.metrics import Columns, summarize
 from nemo_gym.metrics.headline import headline, warnings
 from tests.support.scripted_agent import Playground, records_of, row
@@ -137,6 +141,23 @@ def test_unwritable_metrics_cause_a_warning_and_do_not_fail_the_run(
     assert "warning: cannot compute the metrics: " in stderr
     assert "Result: 4 planned = 4 succeeded" in stderr
     assert json.loads(playground.manifest.read_text())["state"] == "complete"
+
+
+def test_warning_about_metrics_names_a_command_that_computes_them(
+    playground: Playground, capsys: Capture
+) -> None:
+    output = "my out/rollouts.jsonl"
+    metrics = playground.folder / "my out" / "rollouts_aggregate_metrics.json"
+    playground.collect(output_jsonl_fpath=output, disable_aggregation=True)
+    (metrics / "in the way").mkdir(parents=True)
+    playground.collect(output_jsonl_fpath=output, resume_from_cache=True)
+    [command] = re.findall("to try again: (.*)", capsys.readouterr().err)
+    shutil.rmtree(metrics)
+    program, *arguments = shlex.split(command)
+    with pytest.raises(SystemExit) as ended:
+        enter(program.removeprefix("ng_"), arguments)
+    assert ended.value.code == 0
+    assert len(json.loads(metrics.read_text())) == 1
 
 
 def test_rollouts_outside_the_plan_do_not_hide_missing_ones(playground: Playground, capsys: Capture) -> None:
