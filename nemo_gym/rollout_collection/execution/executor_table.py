@@ -83,16 +83,18 @@ async def _open_processes(
 ) -> AsyncIterator[OpenedExecutor]:
     async with servers.shared() as shared:
         shares = shares_of(config.parallel, min(_num_workers(config), to_run))
+        rollout_policy = _rollout_policy(config)
         setup = WorkerSetup(
             config=dump_config(shared.config()),
             is_embedded=shared.to_host is not None,
             elsewhere=shared.elsewhere,
-            rollout_policy=_rollout_policy(config),
+            rollout_policy=rollout_policy,
             call_timeout_s=config.call_timeout_s,
             adaptive_ceiling=shares[0] if config.adaptive_concurrency else 0,
         )
         policy = PoolPolicy(
             silence_s=config.rollout_timeout_s + _SILENCE_S,
+            teardown_s=rollout_policy.teardown_s,
             deaths_per_rollout=min(config.max_attempts, PoolPolicy.deaths_per_rollout),
         )
         executor = WorkerPool(partial(start_worker_process, setup), shares, policy)
