@@ -102,6 +102,7 @@ def parse_call(
     timeout: "float | aiohttp.ClientTimeout | None" = None,
 ) -> Call:
     """The call for these arguments. `url` is a complete URL, or the path on a server."""
+    method = method.upper()
     address = _address(url, params) if params else address_of(url)
     timeout_s = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
     if json is not None and not headers:

@@ -59,7 +59,7 @@ def can_send(call: Call) -> bool:
     return (
         place_of(call.origin) is not None
         and not call.aiohttp_options
-        and call.method.upper() != "HEAD"  # its response has no body, although its headers may give a length
+        and call.method != "HEAD"  # its response has no body, although its headers may give a length
         and _FRAMING.isdisjoint([name.lower() for name, _ in call.headers])
     )
 

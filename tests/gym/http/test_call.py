@@ -86,3 +86,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_a_call_without_options_is_empty() -> None:
     assert parse_call("GET", "/x") == Call("GET", "/x")
+
+
+def test_method_is_sent_in_capitals() -> None:
+    assert parse_call("post", "/x").method == parse_call("post", "/x", json={}).method == "POST"
