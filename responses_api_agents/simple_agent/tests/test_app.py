@@ -125,9 +125,9 @@ class World:
         return asyncio.run(self.client.post("agent", path, json=body, **options))
 
     def run(self, **row: Any) -> dict[str, Any]:
-        answer = self.post("/run", {"responses_create_params": {"input": "go"}, **row})
-        assert answer.status == 200, answer._body
-        rollout: dict[str, Any] = asyncio.run(answer.json())
+        response = self.post("/run", {"responses_create_params": {"input": "go"}, **row})
+        assert response.status == 200, response._body
+        rollout: dict[str, Any] = asyncio.run(response.json())
         return rollout
 
     @property
@@ -374,9 +374,9 @@ def test_fields_of_the_row_are_untouched(skip_verification: bool) -> None:
 
 def test_response_of_the_verifier_is_returned_unchanged() -> None:
     world = World(lambda request: model_response(message("hi")))
-    answer = world.post("/run", {"responses_create_params": {"input": "go"}, "x": 1})
+    response = world.post("/run", {"responses_create_params": {"input": "go"}, "x": 1})
     verified = dict(world.environment.calls[-1][1]) | {"reward": 1.0}
-    assert asyncio.run(answer.json()) == verified
+    assert asyncio.run(response.json()) == verified
 
 
 def test_verification_can_be_skipped() -> None:
@@ -426,8 +426,8 @@ def test_responses_returns_the_whole_episode() -> None:
 def test_metrics_are_the_environments() -> None:
     world = World(lambda request: model_response(message("hi")))
     rollouts = [{"reward": 1.0, "_ng_task_index": 0}, {"reward": 0.0, "_ng_task_index": 1}]
-    answer = world.post("/aggregate_metrics", {"verify_responses": rollouts})
-    metrics = asyncio.run(answer.json())
+    response = world.post("/aggregate_metrics", {"verify_responses": rollouts})
+    metrics = asyncio.run(response.json())
     assert (metrics["agent_metrics"]["mean/reward"], metrics["agent_metrics"]["own"]) == (0.5, 2)
 
 
@@ -440,7 +440,7 @@ def test_failed_seeding_ends_the_rollout() -> None:
     servers = world.client._local_servers
     unseedable = Unseedable(config=world.environment.config, server_client=world.client)
     servers["tools"] = HostedServer("tools", unseedable.setup_webserver())
-    answer = world.post("/run", {"responses_create_params": {"input": "go"}})
-    assert answer.status == 500
-    assert answer.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+    response = world.post("/run", {"responses_create_params": {"input": "go"}})
+    assert response.status == 500
+    assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
     assert world.model.requests == []
