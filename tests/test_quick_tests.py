@@ -66,7 +66,7 @@ def test_any_file_of_a_component_selects_its_tests(choose: Choice, file: str) ->
     assert choose(f"resources_servers/one/{file}") == ["resources_servers/one/tests/test_app.py"]
 
 
-def test_conftest_selects_the_select_tests_its_folder(choose: Choice) -> None:
+def test_conftest_selects_all_tests_of_its_folder(choose: Choice) -> None:
     chosen = choose("tests/conftest.py")
     assert {"tests/test_core.py", "tests/test_other.py"} <= set(chosen)
     assert "tests/e2e/test_run.py" not in chosen

@@ -18,6 +18,7 @@ from nemo_gym.rollout_collection.execution.pool import PoolPolicy, WorkerPool, s
 from nemo_gym.rollout_collection.execution.worker import Worker, WorkerPolicy
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
 from tests.support.memory_link import MemoryLink, RunWorker, WorkerCrash, WorkerEnd
+from tests.support.virtual_time import run_in_virtual_time
 
 AGENT = {"name": "agent"}
 PATIENT = PoolPolicy(teardown_s=0.05, exit_s=5.0)
@@ -53,7 +54,7 @@ class Run:
                 if beside is not None:
                     await beside
 
-        asyncio.run(play())
+        run_in_virtual_time(play())
 
     async def _start(self, worker: RunWorker) -> MemoryLink:
         self.links.append(MemoryLink(worker))
