@@ -10,6 +10,7 @@ from nemo_gym.http import RetryPolicy
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, RunAttempt
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
+from tests.support.virtual_time import run_in_virtual_time
 
 NEVER_AGAIN = RetryPolicy(attempts=1)
 MUCH_LATER = RetryPolicy(attempts=3, base_delay_s=1000, max_delay_s=1000)
@@ -50,7 +51,7 @@ def dispatched(
             async with asyncio.timeout(20):
                 await dispatcher.changed.wait()
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
     return outcomes
 
 
