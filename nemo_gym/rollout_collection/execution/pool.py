@@ -91,6 +91,7 @@ class WorkerPool:
         """Rollouts whose worker died."""
         self._deaths: dict[Key, int] = {}
         self._deaths_in_a_row = 0
+        self._retries_of_dead = 0
         self._grace_s: float | None = None
         """Set once the pool is stopped."""
         self._rollouts: Iterator[PlannedRollout] = iter(())
@@ -129,7 +130,7 @@ class WorkerPool:
         for state in states:
             for origin, limit in state.limits.items():
                 limits[origin] = limits.get(origin, 0) + limit
-        retries = sum(state.retries for state in states)
+        retries = self._retries_of_dead + sum(state.retries for state in states)
         return ExecutorState(self.in_flight(), retries, waiting[:SHOWN_OLDEST], limits)
 
     async def _keep_filled(self, slot: _Slot) -> None:
@@ -246,6 +247,8 @@ class WorkerPool:
                 f"worker {slot.number}, with {ending}); see their output above. {_HINT}"
             )
         rollouts, slot.in_flight = slot.in_flight, {}
+        self._retries_of_dead += slot.state.retries
+        slot.state = ExecutorState()
         logger.warning(
             "worker %d died (%s); its %d rollouts are played again", slot.number, ending, len(rollouts)
         )

@@ -13,7 +13,8 @@ from nemo_gym.errors import WorkerError
 from nemo_gym.http import RetryPolicy
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
-from nemo_gym.rollout_collection.execution.link import Finished, Play, Ready, StartFailed
+from nemo_gym.rollout_collection.execution.executor import ExecutorState
+from nemo_gym.rollout_collection.execution.link import Finished, Play, Ready, Report, StartFailed
 from nemo_gym.rollout_collection.execution.pool import PoolPolicy, WorkerPool, shares_of
 from nemo_gym.rollout_collection.execution.worker import Worker, WorkerPolicy
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
@@ -345,3 +346,25 @@ def test_state_is_that_of_all_workers() -> None:
         pool.stop(0.0)
 
     Run(20, [2, 2]).play(playing(forever), stop)
+
+
+def test_state_keeps_the_retries_of_a_dead_worker_and_nothing_else() -> None:
+    lives = iter([True])
+    waiting: dict[str, object] = {"rollout": "0:0", "agent": "agent", "seconds": 1.0, "waits_for": "a tool"}
+
+    async def run_worker(end: WorkerEnd) -> None:
+        if next(lives, False):
+            end.send(Ready())
+            await end.receive()
+            end.send(Report(ExecutorState(1, 7, [waiting], {"http://endpoint": 3})))
+            raise WorkerCrash
+        await asyncio.Event().wait()
+
+    run = Run(20, [2])
+
+    async def stop(pool: WorkerPool) -> None:
+        await until(lambda: len(run.links) == 2)
+        assert pool.state() == ExecutorState(retries=7)
+        pool.stop(0.0)
+
+    run.play(run_worker, stop)
