@@ -6,14 +6,16 @@ does not end after its cancellation is abandoned.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
-from nemo_gym.activity import Activity
+from nemo_gym.activity import Activity, EndpointLimits
 from nemo_gym.failures import FailureKind, rule_of
 from nemo_gym.http import RetryPolicy
+from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
 
 RunAttempt = Callable[[PlannedRollout, Activity], Coroutine[Any, Any, Outcome]]
@@ -103,6 +105,13 @@ class Dispatcher:
         for entry in list(self.in_flight):
             self._cancel(entry)
             self._finish_cut(entry)
+
+    def state(self, limits: EndpointLimits | None) -> ExecutorState:
+        """What its rollouts are doing, with the limits of the endpoints that they call."""
+        now = time.monotonic()
+        oldest = [_described(entry, now) for entry in islice(self.in_flight, SHOWN_OLDEST)]
+        allowed = limits.current() if limits is not None else {}
+        return ExecutorState(len(self.in_flight), self.retries, oldest, allowed)
 
     def _start_no_more(self) -> None:
         """Start no further attempts; rollouts that wait for one end with their last failure."""
@@ -216,15 +225,11 @@ def _outcome_of(rollout: PlannedRollout, running: "asyncio.Task[Outcome]") -> Ou
     return Failure(rollout.key, rollout.agent_ref, FailureKind.DATA, error_type, message)
 
 
-def oldest(entries: Iterable[InFlight], number: int) -> list[dict[str, object]]:
-    """What the rollouts that have been in flight longest are waiting for."""
-    now = time.monotonic()
-    return [
-        {
-            "rollout": str(entry.rollout.key),
-            "agent": entry.rollout.agent,
-            "seconds": round(now - entry.started, 1),
-            "waits_for": entry.activity.waits_for(),
-        }
-        for entry, _ in zip(entries, range(number), strict=False)
-    ]
+def _described(entry: InFlight, now: float) -> dict[str, object]:
+    """A rollout in flight and what it waits for."""
+    return {
+        "rollout": str(entry.rollout.key),
+        "agent": entry.rollout.agent,
+        "seconds": round(now - entry.started, 1),
+        "waits_for": entry.activity.waits_for(),
+    }

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from nemo_gym.rollout_collection.execution.attempt import Attempt
-from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, oldest
-from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, Record
+from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
+from nemo_gym.rollout_collection.execution.executor import ExecutorState, Record
 from nemo_gym.rollout_collection.outcome import PlannedRollout
 
 
@@ -52,12 +52,6 @@ class LocalExecutor:
         return len(self._dispatcher.in_flight) if self._dispatcher is not None else 0
 
     def state(self) -> ExecutorState:
-        dispatcher = self._dispatcher
-        if dispatcher is None:
+        if self._dispatcher is None:
             return ExecutorState()
-        return ExecutorState(
-            len(dispatcher.in_flight),
-            dispatcher.retries,
-            oldest(dispatcher.in_flight, SHOWN_OLDEST),
-            self._attempt.limits.current() if self._attempt.limits is not None else {},
-        )
+        return self._dispatcher.state(self._attempt.limits)

@@ -17,8 +17,8 @@ from nemo_gym.http.session import enable_plain_client
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.execution.attempt import Attempt
-from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy, oldest
-from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, Record
+from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
+from nemo_gym.rollout_collection.execution.executor import Record
 from nemo_gym.rollout_collection.execution.link import (
     DriverLink,
     Finished,
@@ -130,13 +130,7 @@ class Worker:
     async def _report(self, dispatcher: Dispatcher, limits: EndpointLimits | None) -> None:
         while True:
             await asyncio.sleep(self._policy.report_s)
-            state = ExecutorState(
-                len(dispatcher.in_flight),
-                dispatcher.retries,
-                oldest(dispatcher.in_flight, SHOWN_OLDEST),
-                limits.current() if limits is not None else {},
-            )
-            self._driver.send(Report(state))
+            self._driver.send(Report(dispatcher.state(limits)))
 
 
 @asynccontextmanager
