@@ -29,6 +29,8 @@ class _LoopClients(NamedTuple):
     plain: PlainTransport
     aiohttp: AiohttpTransport
     keeper: AsyncGenerator[None, None]
+    config: GlobalAIOHTTPAsyncClientConfig | None
+    """The size that was set when they were created."""
 
 
 class _SharedClients:
@@ -45,9 +47,11 @@ class _SharedClients:
 
     def current(self) -> _LoopClients:
         clients = self._by_loop.get(asyncio.get_running_loop())
-        return self.open() if clients is None or clients.aiohttp.session.closed else clients
+        if clients is None or clients.config is not self.config or clients.aiohttp.session.closed:
+            return self._open()
+        return clients
 
-    def open(self) -> _LoopClients:
+    def _open(self) -> _LoopClients:
         """Create clients for the running event loop; they replace those it has."""
         # By default the pool has no limit: callers bound the number of calls in flight.
         config = self.config or GlobalAIOHTTPAsyncClientConfig(
@@ -67,7 +71,7 @@ class _SharedClients:
         )
         loop, plain = asyncio.get_running_loop(), PlainTransport()
         keeper = self._keep(loop, session, plain)
-        clients = self._by_loop[loop] = _LoopClients(plain, AiohttpTransport(session), keeper)
+        clients = self._by_loop[loop] = _LoopClients(plain, AiohttpTransport(session), keeper, self.config)
         # Run the generator up to its yield; nothing is awaited before it.
         with suppress(StopIteration):
             keeper.asend(None).send(None)
@@ -111,9 +115,14 @@ def get_global_aiohttp_client(*_: Any, **__: Any) -> aiohttp.ClientSession:
 
 
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> aiohttp.ClientSession:
-    """Set the size of the shared connection pool; for the running event loop, it takes effect at once."""
-    _shared.config = cfg
-    return _shared.open().aiohttp.session
+    """Set the size of the shared connection pool; returns the session of the running event loop."""
+    set_pool_size(cfg)
+    return _shared.current().aiohttp.session
+
+
+def set_pool_size(config: GlobalAIOHTTPAsyncClientConfig) -> None:
+    """Set the size of the shared connection pool, also without a running event loop."""
+    _shared.config = config
 
 
 def is_global_aiohttp_client_setup() -> bool:

@@ -15,12 +15,8 @@ from nemo_gym.config.overrides import Overrides
 from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
-from nemo_gym.http import (
-    GlobalAIOHTTPAsyncClientConfig,
-    is_global_aiohttp_client_setup,
-    set_global_aiohttp_client,
-)
-from nemo_gym.http.session import enable_plain_client
+from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, is_global_aiohttp_client_setup
+from nemo_gym.http.session import enable_plain_client, set_pool_size
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared
@@ -173,7 +169,7 @@ def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
     fields = GlobalAIOHTTPAsyncClientConfig.model_fields
     sizes = {name: client.global_config_dict[name] for name in fields if name in client.global_config_dict}
     if sizes and not is_global_aiohttp_client_setup():
-        set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
+        set_pool_size(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
     if not client.global_config_dict.get("plain_http_client", True):
         enable_plain_client(False)
     return client

@@ -97,9 +97,29 @@ gc.collect()
 """
 
 
-def test_script_that_does_not_close_the_client_ends_without_a_warning() -> None:
+SIZES_OF_THE_SERVERS = """
+import asyncio
+from nemo_gym.client import ServerClient, current_client
+from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, get_global_aiohttp_client
+from nemo_gym.http.session import set_pool_size
+from nemo_gym.rollout_collection import RolloutCollectionHelper
+
+current_client.set(ServerClient(global_config_dict={"global_aiohttp_connector_limit": 7}))
+RolloutCollectionHelper().setup_server_client()
+
+async def main():
+    assert get_global_aiohttp_client().connector.limit == 7
+    await asyncio.to_thread(set_pool_size, GlobalAIOHTTPAsyncClientConfig(global_aiohttp_connector_limit=8))
+    assert get_global_aiohttp_client().connector.limit == 8
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, SIZES_OF_THE_SERVERS], ids=["set by a script", "of the servers"])
+def test_pool_has_the_size_that_was_set_and_is_closed_without_a_warning(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT],
+        [sys.executable, "-X", "dev", "-W", "error", "-c", script],
         cwd=ROOT,
         capture_output=True,
         text=True,
