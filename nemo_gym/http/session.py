@@ -63,6 +63,8 @@ class _SharedClients:
             # Shorter than that of servers, so that a server does not close an idle connection while a request
             # is being sent on it.
             keepalive_timeout=15,
+            # Also if aiodns is installed, whose errors do not say whether the name exists.
+            resolver=aiohttp.ThreadedResolver(),
         )
         session = aiohttp.ClientSession(
             connector=connector,

@@ -111,7 +111,18 @@ def test_endpoint_whose_address_does_not_resolve_is_configuration(
     def no_such_host(*args: Any, **options: Any) -> Any:
         raise socket.gaierror(errno, "no such host")
 
+    class NoReason:
+        """Like the resolver that aiohttp prefers if aiodns is installed: its error does not say why."""
+
+        def __init__(self, **options: Any) -> None: ...
+
+        async def resolve(self, *args: Any, **options: Any) -> Any:
+            raise OSError(None, "no such host")
+
+        async def close(self) -> None: ...
+
     monkeypatch.setattr(socket, "getaddrinfo", no_such_host)
+    monkeypatch.setattr("aiohttp.connector.DefaultResolver", NoReason)
     response = run_row_at(f"{scheme}://no-such-host.invalid/v1", max_tries=1)
     assert cause_of(response) == (500, "policy_model", 503, kind)
     assert "no-such-host.invalid" in asyncio.run(response.text())
