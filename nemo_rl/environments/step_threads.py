@@ -185,14 +185,13 @@ class StepThreads:
 
     def _next(self) -> _Job | None:
         """The next job; None if the thread should end."""
-        try:
+        with suppress(queue.Empty):
             return self._jobs.get(timeout=self._idle_s)
-        except queue.Empty:
-            with self._lock:
-                if not self._jobs.empty():  # it arrived meanwhile, and no thread was started for it
-                    return self._jobs.get_nowait()
-                self._running -= 1
-                return None
+        with self._lock:
+            with suppress(queue.Empty):
+                return self._jobs.get_nowait()  # it arrived meanwhile, and no thread was started for it
+            self._running -= 1
+            return None
 
     def _give_up(self, job: _Job) -> bool:
         """Replace the thread that runs the job; False if the job is done."""
