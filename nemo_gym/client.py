@@ -76,6 +76,7 @@ class _InFlight:
         return self
 
     def received(self, response: ClientResponse) -> ClientResponse:
+        response.sent_cookies = self._call.cookies
         if self._sessions is not None:
             self._sessions.note(self._client, response.raw_headers)
         return response

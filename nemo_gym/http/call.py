@@ -103,20 +103,11 @@ def parse_call(
 ) -> Call:
     """The call for these arguments. `url` is a complete URL, or the path on a server."""
     method = method.upper()
-    address = _address(url, params) if params else address_of(url)
+    origin, path, query = _address(url, params) if params else address_of(url)
     timeout_s = timeout.total if isinstance(timeout, aiohttp.ClientTimeout) else timeout
     if json is not None and not headers:
-        return Call(
-            method,
-            address.path,
-            encode_json(json),
-            True,
-            cookies or _NOTHING,
-            address.query,
-            (),
-            address.origin,
-            timeout_s,
-        )
+        body = encode_json(json)
+        return Call(method, path, body, True, cookies or _NOTHING, query, (), origin, timeout_s)
     payload = _payload(json, data)
     sent = [(name, value) for name, value in (headers or _NOTHING).items() if name.lower() != "cookie"]
     is_json = payload.content_type is _JSON
@@ -126,13 +117,13 @@ def parse_call(
         sent.append(payload.content_type)
     return Call(
         method,
-        address.path,
+        path,
         payload.body,
         is_json,
         cookies or _cookies_in(headers),
-        address.query,
+        query,
         tuple(sent),
-        address.origin,
+        origin,
         timeout_s,
         payload.aiohttp_options,
     )

@@ -26,6 +26,7 @@ from nemo_gym.http import (
     get_response_json,
     raise_for_status,
 )
+from nemo_gym.http.response import parse_cookies
 from tests.gym.http.raw_server import raw_response, serving
 
 
@@ -252,3 +253,17 @@ def test_cookies_of_two_responses_are_different_objects() -> None:
     responses = [ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"") for _ in range(2)]
     responses[0].cookies["a"]["path"] = "/changed"
     assert responses[1].cookies["a"]["path"] == ""
+
+
+@pytest.mark.parametrize("sent", ["a=1", "a=2", 'a="1"', "b=1", ""])
+def test_cookies_are_those_of_the_response_whatever_the_request_sent(sent: str) -> None:
+    response = ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"")
+    response.sent_cookies = parse_cookies(sent)
+    assert cookie_header(response.cookies) == "a=1"
+    assert (response.cookies["a"].key, response.cookies["a"].value) == ("a", "1")
+
+
+def test_morsel_under_another_name_does_not_come_back() -> None:
+    response = ClientResponse(200, [("set-cookie", "a=1; Path=/")], b"")
+    response.sent_cookies = {"a": parse_cookies("b=1")["b"]}
+    assert response.cookies["a"].key == "a"
