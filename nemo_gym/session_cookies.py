@@ -8,7 +8,6 @@ keeps nothing needs no `close_session` call.
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from hashlib import sha256
 from http.cookies import Morsel
 from typing import Any, NamedTuple, Protocol
@@ -78,14 +77,16 @@ class ReceivedSession(NamedTuple):
     cookie_value: str
 
 
-@dataclass
 class ReceivedSessions:
     """The sessions that began in one run of an agent and that a server keeps something for."""
 
-    brought: Mapping[str, "str | Morsel[str]"]
-    """The cookies of the request that started the run: these sessions belong to its caller."""
-    kept: dict[str, ReceivedSession] = field(default_factory=dict)
-    """By session id."""
+    __slots__ = ("brought", "kept")
+
+    def __init__(self, brought: Mapping[str, "str | Morsel[str]"]) -> None:
+        self.brought = brought
+        """The cookies of the request that started the run: these sessions belong to its caller."""
+        self.kept: dict[str, ReceivedSession] = {}
+        """By session id."""
 
     def note(self, client: Poster, headers: Sequence[tuple[str, str]]) -> None:
         """Take note of the sessions in the headers of a response."""

@@ -44,7 +44,7 @@ def add_usage(total: dict[str, Any] | None, additional: dict[str, Any]) -> dict[
     """`accumulate_response_usage` for dicts: `additional` is validated, neither is changed."""
     if not _is_valid(additional):
         additional = NeMoGymResponseUsage.model_validate(additional).model_dump()
-    return _sum(total or {}, additional)
+    return _sum(total, additional) if total else dict(additional)
 
 
 def _is_valid(usage: object) -> bool:

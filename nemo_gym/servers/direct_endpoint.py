@@ -75,10 +75,9 @@ class Endpoint:
             raise NotDirectError
         return {field.name: value}
 
-    def carrier(self, arguments: dict[str, Any]) -> Response | None:
-        """The response object for headers and cookies; None if the endpoint has no such parameter."""
-        if self.response_parameter is None:
-            return None
+    def carrier(self, arguments: dict[str, Any]) -> Response:
+        """The response object for headers and cookies, which is added to the arguments."""
+        assert self.response_parameter is not None
         carrier = Response()
         carrier.status_code = 0  # an endpoint may set a status other than its route's
         del carrier.headers["content-length"]

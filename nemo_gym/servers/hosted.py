@@ -114,7 +114,7 @@ class HostedServer(HostedApp):
                 raise request.ended
             if endpoint.request_parameter is not None:
                 arguments[endpoint.request_parameter] = request.build()
-            carrier = endpoint.carrier(arguments)
+            carrier = endpoint.carrier(arguments) if endpoint.response_parameter is not None else None
             value = await endpoint.invoke(arguments)
             if isinstance(value, Response):
                 self.failures.add_cause(value.headers, value.status_code)
@@ -131,7 +131,9 @@ class HostedServer(HostedApp):
         finally:
             request.close()
             if request.agent_request is not None:
-                await request.agent_request.end()
+                request.agent_request.leave()
+                if request.agent_request.kept:
+                    await request.agent_request.close_sessions()
         return request.respond(reply)
 
 

@@ -15,6 +15,7 @@ from nemo_gym.servers.asgi import Collector, Reply, adding_headers, cookies_of, 
 from nemo_gym.servers.direct_endpoint import DataResponse, Endpoint, ResponseData
 from nemo_gym.servers.hosted_app import HostedApp
 from nemo_gym.servers.run_sessions import AgentRequest
+from nemo_gym.servers.sessions import Session, SessionEndedError
 from nemo_gym.undocumented.starlette_internals import headers_of, is_plain, parse_cookies
 
 R = TypeVar("R")
@@ -30,10 +31,16 @@ class HostedRequest(Generic[R]):
         sessions = server.sessions
         self._server = server
         self.agent_request: AgentRequest | None = None
+        self.ended: SessionEndedError | None = None
+        self._session: Session | None = None
+        if cookie is None:
+            self.session_id = sessions.new_id()
+            return
         self.session_id = sessions.identify(cookie, path)
-        self.ended = sessions.ended(self.session_id) if self.session_id in sessions.ended_ids else None
-        # A session with content counts as in use until `close`, so that it is not dropped.
-        self._session = sessions.open(self.session_id) if sessions.holds(self.session_id) else None
+        if self.session_id in sessions.ended_ids:
+            self.ended = sessions.ended(self.session_id)
+        if sessions.holds(self.session_id):  # in use until `close`, so that it is not dropped
+            self._session = sessions.open(self.session_id)
 
     def close(self) -> None:
         if self._session is not None:

@@ -74,38 +74,39 @@ class RunSessions:
         logger.log(level, "%s: cannot close a session: %s", server_name, reason)
 
 
-class AgentRequest:
-    """One request to an agent. It sets `current_sessions` for the code that serves it.
+class AgentRequest(ReceivedSessions):
+    """One request to an agent. Until `leave`, it is the `current_sessions` of the code that serves it.
 
     A run closes the sessions that began in it. Any other request, such as the agent's call of its own
     `/v1/responses`, names them to its caller, also with an error.
     """
 
+    __slots__ = ("_closer", "_closes", "_is_over", "_token")
+
     def __init__(self, closer: RunSessions, cookies: Cookies, closes: bool) -> None:
+        super().__init__(cookies)
         self._closer = closer
         self._closes = closes
-        self._received = ReceivedSessions(cookies)
         self._is_over = False
-        self._token = current_sessions.set(self._received)
+        self._token = current_sessions.set(self)
 
     def passed_on(self) -> list[tuple[str, str]]:
         """The headers that name these sessions to the caller."""
-        kept = () if self._closes else self._received.kept.values()
+        kept = () if self._closes else self.kept.values()
         return [(SESSION_HEADER, f"{one.cookie_name}={one.cookie_value};") for one in kept]
 
-    async def end(self) -> None:
-        """Call when the code that serves the request has finished."""
+    def leave(self) -> None:
+        """Call when the code that serves the request has finished, before `close_sessions`."""
         current_sessions.reset(self._token)
-        await self.close_sessions()
 
     async def close_sessions(self) -> None:
         """Close the sessions that the caller does not know. A cancelled request does not wait for it."""
-        if self._is_over or not self._received.kept:
+        if self._is_over or not self.kept:
             return
         self._is_over = True
         running = asyncio.current_task()
         is_cancelled = running is not None and running.cancelling() > 0
         if self._closes or is_cancelled:
-            closing = self._closer.start_closing(self._received.kept.values())
+            closing = self._closer.start_closing(self.kept.values())
             if not is_cancelled:
                 await asyncio.wait({closing}, timeout=self._closer.timeout_s)

@@ -63,7 +63,8 @@ class SessionMiddleware:
         finally:
             self.store.close(session)
             if request is not None:
-                await request.end()
+                request.leave()
+                await request.close_sessions()
 
     def _closing_on_shutdown(self, receive: Receive) -> Receive:
         """A `receive` that ends all open sessions before the application shuts down."""

@@ -115,8 +115,11 @@ class SessionStore:
         """
         session_id = session_id_in(cookie)
         if session_id is None or (path == SEED_SESSION_PATH and session_id in self.ended_ids):
-            return self._prefix + secrets.token_hex(16)
+            return self.new_id()
         return session_id
+
+    def new_id(self) -> str:
+        return self._prefix + secrets.token_hex(16)
 
     def ended(self, session_id: str) -> SessionEndedError | None:
         """The error for a request with this id; None if the session has not ended."""
