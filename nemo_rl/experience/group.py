@@ -1,18 +1,30 @@
-"""Plays the members of a group concurrently, and decides what a failed member means for the group."""
+"""Plays the members of a group concurrently, and decides what a failed member means for the group.
+
+Both paths, through Gym and native, use it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from nemo_rl.experience.failures import TERMINAL, FailureClass, classify_rollout_failure
+from nemo_rl.experience.failures import (
+    TERMINAL,
+    FailureClass,
+    RolloutDataFailure,
+    classify_rollout_failure,
+)
+from nemo_rl.experience.interfaces import Completion
+from nemo_rl.experience.message_log import copied
 
 if TYPE_CHECKING:
+    from nemo_rl.data.interfaces import LLMMessageLogType
     from nemo_rl.experience.interfaces import GroupIntegrity
     from nemo_rl.experience.retry import RolloutRetryPolicy
 
@@ -123,6 +135,33 @@ async def play_members(
         raise next(iter(played.failures.values()))
     current_group().failures.update(played.failures)
     return played
+
+
+def members_of(
+    completions: dict[int, Completion],
+    failures: dict[int, Exception],
+    prompt: LLMMessageLogType,
+    integrity: GroupIntegrity,
+) -> list[Completion]:
+    """The members that succeeded, and placeholders for failed members if these are masked."""
+    members = dict(completions)
+    if integrity.on_member_failure == "mask":
+        for index, failure in failures.items():
+            text = described(failure)
+            members[index] = Completion(
+                copied(prompt), None, False, 0.0, generation_index=index, failure=text
+            )
+    return [members[index] for index in sorted(members)]
+
+
+def finite_reward(reward: float, rollout_label: str = "") -> float:
+    """The reward of an environment; one that is NaN or infinite is a failure of the rollout."""
+    if not math.isfinite(reward):
+        where = f"{rollout_label}: " if rollout_label else ""
+        raise RolloutDataFailure(
+            f"{where}the environment returned the reward {reward}; it must be a finite number"
+        )
+    return reward
 
 
 def described(failure: BaseException) -> str:

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_rl.experience.failures import RolloutDataFailure
-from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
+from nemo_rl.experience.group import (
+    Played,
+    Sleep,
+    current_group,
+    described,
+    finite_reward,
+    members_of,
+    play_members,
+    playing,
+)
 from nemo_rl.experience.gym_dispatch import ROWIDX, Row, RowDispatch, merged_timings
 from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.ignored_arguments import ONLY_NATIVE, refuse_unknown
@@ -154,7 +163,9 @@ class AsyncNemoGymRolloutImpl:
                 completions, timing = await self._play_together(inputs, timer_prefix)
             else:
                 played = await self._play_apart(inputs, timer_prefix)
-                completions = self._members(played)
+                succeeded = {index: one.completion for index, one in played.results.items()}
+                prompt = next(iter(succeeded.values())).message_log[:1]
+                completions = members_of(succeeded, played.failures, prompt, self._integrity)
                 timing = merged_timings([one.timing for one in played.results.values()], timer_prefix)
         with timer.time(f"{timer_prefix}/compute_metrics"):
             metrics = self._compute_rollout_metrics(completions, agent_name)
@@ -189,17 +200,6 @@ class AsyncNemoGymRolloutImpl:
         attempts = max(self._retry_policy.max_gym_row_attempts, self._integrity.member_attempts)
         handle = self.task_to_env[TASK_NAME]
         return RowDispatch(handle, self.tokenizer, self._retry_policy, attempts, self._stats, self._sleep)
-
-    def _members(self, played: Played[_Member]) -> list[Completion]:
-        """The members that succeeded, and placeholders for failed members if these are masked."""
-        members = {index: member.completion for index, member in played.results.items()}
-        if self._integrity.on_member_failure == "mask":
-            prompt = next(iter(members.values())).message_log[:1]
-            for index, failure in played.failures.items():
-                log = [dict(message) for message in prompt]
-                text = described(failure)
-                members[index] = Completion(log, None, False, 0.0, generation_index=index, failure=text)
-        return [members[index] for index in sorted(members)]
 
     def _member(self, result: Any, index: int) -> Completion:
         completion = self._result_to_completion(result)
@@ -254,9 +254,7 @@ def _typed(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_reward(full_result: dict[str, Any]) -> float:
-    reward = float(full_result["reward"])
-    if not math.isfinite(reward):
-        raise RolloutDataFailure(f"the environment returned the reward {reward}; it must be a finite number")
+    reward = finite_reward(float(full_result["reward"]))
     components = full_result.get("reward_components")
     if isinstance(components, dict):
         numbers = [value for value in components.values() if isinstance(value, bool | int | float)]

@@ -25,7 +25,15 @@ from nemo_rl.experience.failures import (
     classify_rollout_failure,
     ends_run,
 )
-from nemo_rl.experience.group import Played, Sleep, current_group, described, play_members, playing
+from nemo_rl.experience.group import (
+    Sleep,
+    current_group,
+    described,
+    finite_reward,
+    members_of,
+    play_members,
+    playing,
+)
 from nemo_rl.experience.ignored_arguments import ONLY_GYM, refuse_unknown
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_token_ids, copied, flat_token_ids, whole_numbers
@@ -191,6 +199,7 @@ class AsyncRolloutImpl:
                 [sample for _, sample in played.results.values()],
             )
         timer.stop(f"{TIMER_PREFIX}/total")
+        succeeded = {index: completion for index, (completion, _) in played.results.items()}
         if played.failures:
             metrics["failed_members"] = len(played.failures)
         return PromptGroupRecord(
@@ -198,24 +207,11 @@ class AsyncRolloutImpl:
             prompt=input_sample["message_log"],
             extra_env_info=input_sample["extra_env_info"],
             metadata={"task_name": task_name},
-            completions=self._members(input_sample, played),
+            completions=members_of(succeeded, played.failures, input_sample["message_log"], self._integrity),
             rollout_metrics=metrics | timer.get_timing_metrics("sum"),
             integrity=self._integrity,
             failures={index: described(failure) for index, failure in played.failures.items()},
         )
-
-    def _members(
-        self, input_sample: DatumSpec, played: Played[tuple[Completion, SampleMetrics]]
-    ) -> list[Completion]:
-        """The members that succeeded, and placeholders for failed members if these are masked."""
-        members = {index: completion for index, (completion, _) in played.results.items()}
-        if self._integrity.on_member_failure == "mask":
-            for index, failure in played.failures.items():
-                log = copied(input_sample["message_log"])
-                members[index] = Completion(
-                    log, None, False, 0.0, generation_index=index, failure=described(failure)
-                )
-        return [members[index] for index in sorted(members)]
 
     async def _run_single_rollout(
         self, input_sample: DatumSpec, traj_idx: int
@@ -304,12 +300,7 @@ class AsyncRolloutImpl:
                 f"the environment of task {task_name!r} returned rewards of type "
                 f"{type(step.rewards).__name__}; expected one reward per row, a tensor [B]"
             )
-        reward = float(_first(step.rewards))
-        if not math.isfinite(reward):
-            raise RolloutDataFailure(
-                f"{rollout_label}: the environment returned the reward {reward}; it must be a finite number"
-            )
-        trajectory.reward += reward
+        trajectory.reward += finite_reward(float(_first(step.rewards)), rollout_label)
         trajectory.terminated = bool(_first(step.terminateds))
         trajectory.final_metadata = step.metadata[0]
         observation = step.observations[0]
