@@ -264,7 +264,6 @@ EXCEPTION_RULES = (
                 *("RayActorError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError"),
                 *("OwnerDiedError", "RaySystemError", "ObjectLostError", "LocalRayletDiedError"),
                 *("BrokenExecutor", "BrokenProcessPool"),
-                "UnreadableRollout",  # a response cut off, or a page of a gateway
             }
         ),
     ),

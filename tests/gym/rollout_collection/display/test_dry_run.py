@@ -91,7 +91,7 @@ def test_resumed_dry_run_counts_done_skipped_and_remaining_rollouts_and_repairs_
 def test_rollouts_whose_attempts_are_spent_are_skipped(
     playground: Playground, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    playground.set_response("1:0", "no rollout")
+    playground.set_response("1:0", '{"reward": null}')
     playground.collect()
     assert "2 done, 0 skipped, 1 remaining" in dry_run_text(playground, resume_from_cache=True)
     assert "2 done, 1 skipped, 0 remaining" in dry_run_text(
@@ -103,8 +103,8 @@ def test_rollouts_whose_attempts_are_spent_are_skipped(
 
 
 def test_corrected_row_whose_attempts_are_spent_remains_to_be_played(playground: Playground) -> None:
-    playground.set_response("1:0", "no rollout")
-    playground.set_response("2:0", "no rollout")
+    playground.set_response("1:0", '{"reward": null}')
+    playground.set_response("2:0", '{"reward": null}')
     playground.collect()
     playground.write_input(row("a"), row("corrected"), row("c"))
     text = dry_run_text(playground, max_attempts=1, resume_from_cache=True, allow_changed_inputs=True)
