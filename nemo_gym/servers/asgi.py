@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.http import Call
+from nemo_gym.http import Call, cookie_header
 
 Reply = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers without the content length, body. Status 0: nothing (more) to send."""
@@ -16,6 +16,10 @@ Reply = tuple[int, list[tuple[str, str]], bytes]
 
 SESSION_HEADERS_KEY = "nemo_gym.session_headers"
 """In the scope of a request with a session: returns the headers that its response has for sessions."""
+
+
+_HOST = (b"host", b"127.0.0.1")
+_JSON = (b"content-type", b"application/json")
 
 
 class Collector:
@@ -83,17 +87,19 @@ def is_json(scope: Scope) -> bool:
 
 def local_scope(call: Call, app: ASGIApp, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The scope of a call, like the one uvicorn creates."""
-    headers = [(b"host", b"127.0.0.1")]
-    headers += [
-        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in call.wire_headers()
-    ]
+    headers = [_HOST]
+    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in call.headers]
+    if call.is_json:
+        headers.append(_JSON)
+    if call.cookies:
+        headers.append((b"cookie", cookie_header(call.cookies).encode("latin-1")))
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": call.method,
         "scheme": "http",
-        "path": unquote(call.path),
+        "path": unquote(call.path) if "%" in call.path else call.path,
         "raw_path": call.path.encode(),
         "root_path": "",
         "query_string": call.query.encode(),
