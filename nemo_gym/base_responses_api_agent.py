@@ -6,6 +6,8 @@ from fastapi import Body, FastAPI
 from pydantic import Field
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, BaseRunServerInstanceConfig
+from nemo_gym.failures import FailureKind
+from nemo_gym.http import FAILURE_KIND_HEADER, ClientResponse
 from nemo_gym.servers.aggregation import AggregatesMetrics
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.server_base import SimpleServer
@@ -17,6 +19,7 @@ __all__ = [
     "Body",
     "SimpleResponsesAPIAgent",
     "is_reserved_tool_name",
+    "is_session_ended",
 ]
 
 _RESERVED = frozenset(
@@ -27,6 +30,12 @@ _RESERVED = frozenset(
 def is_reserved_tool_name(name: str) -> bool:
     """Whether a function name that a model chose must not be called: it would reach more than a tool."""
     return name in _RESERVED or not name.isprintable() or not set(name).isdisjoint("/\\?#%")
+
+
+def is_session_ended(response: ClientResponse) -> bool:
+    """Whether the server refused the request because its session has ended: the rollout cannot continue."""
+    # A tool may use 410 for something else; that is not infrastructure.
+    return response.status == 410 and response.headers.get(FAILURE_KIND_HEADER) == FailureKind.INFRASTRUCTURE
 
 
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):

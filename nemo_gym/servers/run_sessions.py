@@ -10,12 +10,14 @@ from collections.abc import Iterable
 
 from nemo_gym.activity import current_activity
 from nemo_gym.http import Cookies
+from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import (
     CLOSE_SESSION_PATH,
     SESSION_HEADER,
     ReceivedSession,
     ReceivedSessions,
     current_sessions,
+    session_id_in,
 )
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,12 @@ class AgentRequest(ReceivedSessions):
     def leave(self) -> None:
         """Call when the code that serves the request has finished, before `close_sessions`."""
         current_sessions.reset(self._token)
+
+    def end_own_session(self, store: SessionStore, session_id: str) -> None:
+        """Call when a run has left its session on the agent itself: it ends, unless the caller brought it."""
+        brought = session_id_in(self.brought.get(store.cookie_name))
+        if self._closes and brought != session_id and store.holds(session_id):
+            store.start_ending(session_id)
 
     async def close_sessions(self) -> None:
         """Close the sessions that the caller does not know. A cancelled request does not wait for it."""

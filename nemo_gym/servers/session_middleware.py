@@ -64,6 +64,7 @@ class SessionMiddleware:
             self.store.close(session)
             if request is not None:
                 request.leave()
+                request.end_own_session(self.store, session.id)
                 await request.close_sessions()
 
     def _closing_on_shutdown(self, receive: Receive) -> Receive:

@@ -165,7 +165,7 @@ class SessionStore:
 
     async def end(self, session_id: str) -> None:
         """End a session after the requests that use it; do nothing if it does not exist."""
-        ending = self._start_ending(session_id)
+        ending = self.start_ending(session_id)
         if ending is not None:  # continues if the caller is cancelled
             await asyncio.shield(ending)
 
@@ -173,7 +173,7 @@ class SessionStore:
         """At shutdown: end every session for which `close_session` must be called."""
         if self._close_session is not None:
             for session_id in [*self._kept, *self._in_use]:
-                self._start_ending(session_id)
+                self.start_ending(session_id)
         if self._ending:
             await asyncio.wait(self._ending.values(), timeout=self._policy.shutdown_s)
 
@@ -204,7 +204,7 @@ class SessionStore:
             )
             self._warned = True
 
-    def _start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
+    def start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
         """Refuse the id from now on; returns the task that ends the session, if one is needed or running."""
         if session_id in self._ending or session_id in self.ended_ids:
             return self._ending.get(session_id)

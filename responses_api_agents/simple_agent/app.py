@@ -15,6 +15,7 @@ from nemo_gym.base_responses_api_agent import (
     Body,
     SimpleResponsesAPIAgent,
     is_reserved_tool_name,
+    is_session_ended,
 )
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming, add_usage
@@ -120,7 +121,7 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         return response
 
     async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> str:
-        """The tool's output for the model to read, whatever its status."""
+        """The tool's output for the model to read, whatever its status. Raises if the session has ended."""
         name = call.get("name")
         if not isinstance(name, str) or is_reserved_tool_name(name):
             return f"There is no tool named {name!r}."
@@ -129,6 +130,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         except (TypeError, ValueError, RecursionError) as error:
             return f"The arguments of this call are not JSON: {error}"
         response = await self._post(self.config.resources_server, f"/{name}", arguments, cookies)
+        if is_session_ended(response):
+            response.raise_for_status()
         return await response.text()
 
     async def _post(

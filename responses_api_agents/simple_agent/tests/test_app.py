@@ -54,6 +54,7 @@ class Environment(SimpleResourcesServer):
         app.post("/add")(self.add)
         app.post("/any")(self.any)
         app.post("/refuse")(self.refuse)
+        app.post("/gone")(self.gone)
         app.post("/crash")(self.crash)
         app.post("/text")(self.text)
         return app
@@ -76,6 +77,9 @@ class Environment(SimpleResourcesServer):
 
     async def refuse(self) -> None:
         raise HTTPException(404, "not in stock")
+
+    async def gone(self) -> None:
+        raise HTTPException(410, "sold")
 
     async def crash(self) -> None:
         raise ZeroDivisionError("oops")
@@ -117,6 +121,7 @@ class World:
             }
         )
         agent = SimpleAgent(config=config, server_client=client)
+        self.servers = servers
         for name, server in (("model", self.model), ("tools", self.environment), ("agent", agent)):
             servers[name] = HostedServer(name, server.setup_webserver())
         self.client = client
@@ -444,3 +449,22 @@ def test_failed_seeding_ends_the_rollout() -> None:
     assert response.status == 500
     assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
     assert world.model.requests == []
+
+
+def test_session_that_ended_during_the_episode_is_an_infrastructure_failure_not_a_tool_output() -> None:
+    def script(request: dict[str, Any]) -> dict[str, Any]:
+        for session_id in world.environment.sessions:
+            world.servers["tools"].sessions.start_ending(session_id)
+        return model_response(function_call("any"))
+
+    world = World(script, max_steps=5)
+    response = world.post("/run", {"responses_create_params": {"input": "go"}})
+    assert (response.status, len(world.model.requests)) == (500, 1)
+    assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
+    assert response.headers["x-nemo-gym-failure-status"] == "410"
+
+
+def test_model_reads_a_410_that_a_tool_chose() -> None:
+    world = World(after_tools(function_call("gone")))
+    world.run()
+    assert tool_outputs(world.model.requests[1]) == ['{"detail":"sold"}']

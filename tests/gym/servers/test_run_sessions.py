@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
@@ -21,6 +21,7 @@ from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, Simpl
 from nemo_gym.client import ServerClient
 from nemo_gym.server_utils import SESSION_ID_KEY
 from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.session_cookies import session_id_in
 from tests.gym.servers.serving import new_app, served, served_config
 from tests.support.commands import wait_until
 
@@ -91,7 +92,9 @@ class Walker(SimpleResponsesAPIAgent):
 class World:
     """An agent and its environment, in this process or each behind HTTP."""
 
-    def __init__(self, env: FastAPI | None = None, agent: type[Walker] = Walker, **timeouts: float) -> None:
+    def __init__(
+        self, env: FastAPI | None = None, agent: type[SimpleResponsesAPIAgent] = Walker, **timeouts: float
+    ) -> None:
         self.rooms = Rooms(
             config=BaseResourcesServerConfig(name="env", **BLOCK),
             server_client=MagicMock(spec=ServerClient),
@@ -280,6 +283,64 @@ def test_agent_with_its_own_application_closes_sessions(transport: str, row: dic
 
     asyncio.run(run())
     assert world.rooms.rooms == {}
+
+
+class Diarist(SimpleResponsesAPIAgent):
+    """Keeps notes in its own session."""
+
+    config: BaseResponsesAPIAgentConfig
+    closed: ClassVar[list[str]] = []
+
+    async def responses(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        request.session["note"] = "asked"
+        return {}
+
+    async def run(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        request.session["note"] = "played"
+        if body.get("fails"):
+            raise RuntimeError("lost")
+        return {"reward": 1.0}
+
+    async def close_session(self, session_id: str) -> None:
+        self.closed.append(session_id)
+
+
+class DiaristWithAppOfItsOwn(Diarist, WithAppOfItsOwn):
+    pass
+
+
+@pytest.mark.parametrize("agent", [Diarist, DiaristWithAppOfItsOwn])
+@pytest.mark.parametrize("row", [{}, {"fails": True}])
+def test_session_of_the_agent_itself_ends_with_the_run(
+    transport: str, agent: type[Diarist], row: dict[str, Any]
+) -> None:
+    agent.closed.clear()
+
+    async def run() -> None:
+        async with World(agent=agent).open(transport) as client:
+            played = await client.post("agent", "/run", json=row)
+            await until(lambda: agent.closed)
+            assert agent.closed == [session_id_in(played.cookies["ng_session_agent"])]
+            again = await client.post("agent", "/v1/responses", json={}, cookies=played.cookies)
+            assert again.status == 410
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("agent", [Diarist, DiaristWithAppOfItsOwn])
+def test_session_that_the_caller_has_on_the_agent_survives_the_run(
+    transport: str, agent: type[Diarist]
+) -> None:
+    agent.closed.clear()
+
+    async def run() -> None:
+        async with World(agent=agent).open(transport) as client:
+            asked = await client.post("agent", "/v1/responses", json={})
+            await client.post("agent", "/run", json={}, cookies=asked.cookies)
+            again = await client.post("agent", "/v1/responses", json={}, cookies=asked.cookies)
+            assert (again.status, agent.closed) == (200, [])
+
+    asyncio.run(run())
 
 
 def foreign_env(status: int, calls: list[str]) -> FastAPI:
