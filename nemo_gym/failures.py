@@ -11,10 +11,11 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum, StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NewType
+from typing import NamedTuple, NewType
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class KindRule:
     is_retried: bool
     """The collector makes another attempt in the same run, within `max_attempts`."""
     uses_data_attempts: bool
-    """It blames the task: it counts towards the data attempts of the rollout, over all runs."""
+    """The task is the cause: it counts towards the data attempts of the rollout, across all runs."""
     counts_as_attempt: bool
     """It counts in `_ng_attempt_index` and `max_failure_rate`. False if the run ended the attempt."""
     training: TrainingEffect
@@ -88,7 +89,11 @@ def rule_of(kind: AnyKind) -> KindRule:
 def declared_kind(failure_class: object) -> AnyKind:
     """The kind that a `_ng_failure_class` field names; `data` if the field is empty."""
     text = str(failure_class or FailureKind.DATA)
-    return _known_kind(text) or DeclaredKind(text)
+    kind = _known_kind(text)
+    if kind is None:
+        _warn_of_near_miss(text)
+        return DeclaredKind(text)
+    return kind
 
 
 def kind_in_header(text: str | None) -> FailureKind | None:
@@ -106,6 +111,18 @@ def _known_kind(text: str) -> FailureKind | None:
         return FailureKind(text)
     except ValueError:
         return None
+
+
+@lru_cache(maxsize=64)  # once per name
+def _warn_of_near_miss(text: str) -> None:
+    """An agent may make up a class, but one that is nearly a kind is probably misspelt."""
+    close = get_close_matches(text.lower(), list(FailureKind), n=1, cutoff=0.8)
+    if close:
+        logger.warning(
+            "an agent declared the failure class %r, which is treated as a class of its own; did it mean %r?",
+            text,
+            str(close[0]),
+        )
 
 
 @lru_cache(maxsize=64)  # once per name
@@ -171,6 +188,8 @@ STATUS_RULES: Mapping[int, StatusRule] = MappingProxyType(
 RATE_LIMIT_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_rate_limit)
 RETRIED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_retried)
 OVERLOAD_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_overload)
+MISSING_ROUTE_STATUSES = (404, 405, 501)
+"""A server or endpoint that does not have a route responds with one of these."""
 UNCOUNTED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_uncounted)
 
 
@@ -199,28 +218,56 @@ def kind_of_response(status: int, body: bytes, boundary: Boundary) -> FailureKin
     if boundary is Boundary.ENDPOINT:
         if status == 400 and is_about_model(body):
             return FailureKind.CONFIGURATION
-        if status == 404 and endpoint_error(body)[0] in REQUEST_CODES:
+        if status == 404 and endpoint_error(body).code in REQUEST_CODES:
             return FailureKind.DATA
     return kind_of_status(status, boundary)
 
 
 def is_about_model(body: bytes) -> bool:
     """Whether an error of an endpoint says that it does not have the model."""
-    code, message = endpoint_error(body)
-    return code in MODEL_CODES or _MISSING_MODEL.search(message[:_SAID_WITHIN]) is not None
+    error = endpoint_error(body)
+    return error.code in MODEL_CODES or _MISSING_MODEL.search(error.message[:_SAID_WITHIN]) is not None
 
 
-def endpoint_error(body: bytes) -> tuple[str, str]:
-    """Code and message of an error body; a body of another format is the message."""
+class ErrorBody(NamedTuple):
+    """What the body of an error response says."""
+
+    message: str
+    code: str = ""
+    type: str = ""
+
+
+def endpoint_error(body: bytes) -> ErrorBody:
+    """The error in the body of an endpoint's response; a body of another format is the message."""
     try:
         error = json.loads(body)
     except (ValueError, RecursionError):
-        return "", body[:_SAID_WITHIN].decode("utf-8", "replace")
+        return ErrorBody(body[:_SAID_WITHIN].decode("utf-8", "replace"))
     if isinstance(error, dict) and "error" in error:
         error = error["error"]
     if isinstance(error, dict):
-        return str(error.get("code")), str(error.get("message"))
-    return "", str(error)
+        return ErrorBody(*(str(error.get(field) or "") for field in ErrorBody._fields))
+    return ErrorBody(str(error))
+
+
+_STATUSES_BY_NAME = (
+    (429, ("rate_limit",)),
+    (529, ("overloaded",)),
+    (401, ("invalid_api_key", "authentication")),
+    (404, ("model_not_found",)),
+    (400, ("invalid", "context_length")),
+)
+"""Parts of the type or the code of an error, and the status of a response with such an error."""
+
+
+def status_in_stream(error: object) -> int:
+    """The status that an error within a stream would have had before the stream began."""
+    fields = error if isinstance(error, dict) else {}
+    for value in (fields.get("status"), fields.get("code")):
+        if isinstance(value, int | str) and str(value).isdecimal() and 400 <= int(value) <= 599:
+            return int(value)
+    names = f"{fields.get('type')} {fields.get('code')}".lower()
+    return next((status for status, parts in _STATUSES_BY_NAME if any(part in names for part in parts)), 502)
 
 
 @dataclass(frozen=True)
@@ -235,7 +282,7 @@ class ExceptionRule:
 EXCEPTION_RULES = (
     ExceptionRule(
         FailureKind.JUDGE_FAILED,
-        frozenset({Boundary.CALL, Boundary.SERVER_CODE}),
+        frozenset({Boundary.CALL, Boundary.SERVER_CODE, Boundary.TRAINER}),
         frozenset({"JudgeError"}),
     ),
     # Raised by the HTTP client that we give to servers. Anything else that their code raises is data.

@@ -79,7 +79,7 @@ def dispatched(kind: FailureKind) -> Failure:
         return failure(kind)
 
     async def run() -> None:
-        policy = RolloutPolicy(60.0, RetryPolicy(attempts=3, base_delay_s=0.0))
+        policy = RolloutPolicy(60.0, RetryPolicy(max_tries=3, base_delay_s=0.0))
         dispatcher = Dispatcher(fail, lambda rollout, _: Activity(str(rollout.key)), policy, outcomes.append)
         dispatcher.submit(PlannedRollout(KEY, "agent", REF, b"{}", data_attempts_left=2))
         while dispatcher.in_flight:

@@ -29,7 +29,7 @@ RETRY_ERROR_CODES = list(RETRIED_STATUSES)
 class RetryPolicy:
     """When a call is sent again."""
 
-    attempts: int = MAX_NUM_TRIES
+    max_tries: int = MAX_NUM_TRIES
     """How often a call that fails is sent at most; responses with status 429 are not counted."""
     base_delay_s: float = 0.5
     """Delay before the first retry; doubles before each later one, half of it random."""
@@ -120,7 +120,7 @@ async def send_with_retries(
         if activity is not None:
             activity.note_failure(failures, response.status if response is not None else error)
         delay = policy.delay_s(failures, retry_after_s(response))
-        if sent >= policy.attempts or clock.now() + delay > deadline:
+        if sent >= policy.max_tries or clock.now() + delay > deadline:
             if response is None:
                 assert error is not None
                 raise error

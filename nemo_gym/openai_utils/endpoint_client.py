@@ -15,7 +15,7 @@ from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import ConfigError
-from nemo_gym.failures import Boundary
+from nemo_gym.failures import Boundary, status_in_stream
 from nemo_gym.http import (
     CONNECT_ONLY,
     MODEL_ENDPOINT,
@@ -79,7 +79,7 @@ class NeMoGymAsyncOpenAI:
         """The calls of each route without their bodies."""
         self.internal = internal
         if max_tries is not None:
-            retry = replace(retry, attempts=max_tries)
+            retry = replace(retry, max_tries=max_tries)
         if request_timeout_s is not None:
             retry = replace(retry, total_s=request_timeout_s)
         self._retry = CONNECT_ONLY if internal else retry
@@ -174,7 +174,7 @@ def _unstreamed(response: ClientResponse) -> ClientResponse:
     except BrokenStreamError as error:
         raise aiohttp.ClientPayloadError(str(error)) from error
     except FailedStreamError as error:
-        return _failure(response, encode_json({"error": error.error}), _status_of(error.error))
+        return _failure(response, encode_json({"error": error.error}), status_in_stream(error.error))
     except StreamError as error:
         return _failure(response, f"the endpoint's stream cannot be read: {error}".encode())
     return ClientResponse(200, (), encode_json(whole), method=response.method, url=response.url)
@@ -183,15 +183,3 @@ def _unstreamed(response: ClientResponse) -> ClientResponse:
 def _is_stream(response: ClientResponse) -> bool:
     kind = response.headers.get("Content-Type", "").partition(";")[0]
     return kind.strip().lower() == "text/event-stream"
-
-
-def _status_of(error: Any) -> int:
-    """The status that an error within a stream would have had before the stream began."""
-    fields = error if isinstance(error, dict) else {}
-    for value in (fields.get("status"), fields.get("code")):
-        if isinstance(value, int | str) and str(value).isdecimal() and 400 <= int(value) <= 599:
-            return int(value)
-    names = f"{fields.get('type')} {fields.get('code')}".lower()
-    if "rate_limit" in names:
-        return 429
-    return 400 if "invalid" in names or "context_length" in names else 502

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable
 
 from nemo_gym.activity import current_activity
+from nemo_gym.failures import MISSING_ROUTE_STATUSES
 from nemo_gym.http import Cookies
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import (
@@ -23,7 +24,6 @@ from nemo_gym.session_cookies import (
 logger = logging.getLogger(__name__)
 
 RUN_PATH = "/run"
-_NO_ROUTE = (404, 405)
 
 
 class RunSessions:
@@ -65,7 +65,7 @@ class RunSessions:
         except Exception as error:  # the boundary: a session that cannot be closed must not fail its rollout
             self._warn(name, str(error))
             return
-        if response.status in _NO_ROUTE:
+        if response.status in MISSING_ROUTE_STATUSES:
             self._without_route.add(name)
         elif not response.ok:
             self._warn(name, f"{response.status} {(await response.text())[:200]}")
@@ -80,7 +80,7 @@ class AgentRequest(ReceivedSessions):
     """One request to an agent. Until `leave`, it is the `current_sessions` of the code that serves it.
 
     A run closes the sessions that began in it. Any other request, such as the agent's call of its own
-    `/v1/responses`, names them to its caller, also with an error.
+    `/v1/responses`, reports them to its caller, even if it fails.
     """
 
     __slots__ = ("_closer", "_closes", "_is_over", "_token")

@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 import aiohttp
 
-from nemo_gym.failures import MODEL_CODES, REQUEST_CODES, FailureKind, endpoint_error, is_about_model
+from nemo_gym.failures import (
+    MISSING_ROUTE_STATUSES,
+    MODEL_CODES,
+    REQUEST_CODES,
+    FailureKind,
+    endpoint_error,
+    is_about_model,
+)
 from nemo_gym.openai_utils.data import OddJson
 from nemo_gym.openai_utils.endpoint_client import EndpointError
 from nemo_gym.responses_converter import FormatError, RequestFormatError, ResponsesConverter
@@ -27,9 +34,6 @@ Request = dict[str, Any]
 Completion = dict[str, Any]
 """A model response or a chat completion."""
 CallEndpoint = Callable[[Api, Request], Awaitable[Completion]]
-
-_MISSING = (404, 405, 501)
-"""Statuses of a missing route; a 404 may also be about what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,8 @@ def _may_be_about_route(error: EndpointError) -> bool:
 
 def is_missing_route(error: aiohttp.ClientResponseError) -> bool:
     """Whether an error of the endpoint may mean that it does not have the route."""
-    if error.status not in _MISSING:
+    if error.status not in MISSING_ROUTE_STATUSES:
         return False
-    code, _ = endpoint_error(getattr(error, "response_content", b""))
+    # A 404 may also be about what was asked for.
+    code = endpoint_error(getattr(error, "response_content", b"")).code
     return code not in MODEL_CODES | REQUEST_CODES

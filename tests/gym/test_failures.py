@@ -21,19 +21,22 @@ from nemo_gym.failures import (
     UNCOUNTED_STATUSES,
     Boundary,
     FailureKind,
+    _warn_of_near_miss,
     declared_kind,
     kind_in_header,
     kind_of_exception,
     kind_of_response,
     kind_of_status,
     rule_of,
+    status_in_stream,
 )
 from nemo_gym.http import ServerUnreachableError
 
-INFRASTRUCTURE, DATA, CONFIGURATION = (
+INFRASTRUCTURE, DATA, CONFIGURATION, JUDGE_FAILED = (
     FailureKind.INFRASTRUCTURE,
     FailureKind.DATA,
     FailureKind.CONFIGURATION,
+    FailureKind.JUDGE_FAILED,
 )
 CALL, SERVER_CODE, ENDPOINT, TRAINER = Boundary
 
@@ -48,6 +51,47 @@ def test_failure_class_of_an_agent_is_kept_unchanged(text: str) -> None:
     kind = declared_kind(text)
     assert not isinstance(kind, FailureKind) and kind == text
     assert rule_of(kind) is DECLARED_RULE
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("infrastucture", "infrastructure"), ("Judge_Failed", "judge_failed")]
+)
+def test_failure_class_that_is_nearly_a_kind_causes_one_warning(
+    text: str, meant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_near_miss.cache_clear()
+    for _ in range(3):
+        declared_kind(text)
+        declared_kind("bad_weather")
+    [warning] = caplog.messages
+    assert f"failure class {text!r}" in warning and warning.endswith(f"did it mean {meant!r}?")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"type": "rate_limit_error"}, INFRASTRUCTURE),
+        ({"type": "overloaded_error"}, INFRASTRUCTURE),
+        ({"type": "invalid_request_error", "code": "invalid_api_key"}, CONFIGURATION),
+        ({"type": "authentication_error"}, CONFIGURATION),
+        ({"code": "model_not_found"}, CONFIGURATION),
+        ({"type": "invalid_request_error"}, DATA),
+        ({"code": "context_length_exceeded"}, DATA),
+        ({"code": 503, "type": "invalid_request_error"}, INFRASTRUCTURE),
+        ({"status": "401"}, CONFIGURATION),
+        ({"message": "something else"}, INFRASTRUCTURE),
+        (None, INFRASTRUCTURE),
+    ],
+)
+def test_error_within_a_stream_has_the_kind_of_the_same_error_before_it(
+    error: object, kind: FailureKind
+) -> None:
+    assert kind_of_status(status_in_stream(error), ENDPOINT) is kind
+
+
+def test_overload_within_a_stream_shrinks_the_concurrency_limit() -> None:
+    for error in ("rate_limit_error", "overloaded_error"):
+        assert status_in_stream({"type": error}) in OVERLOAD_STATUSES
 
 
 @pytest.mark.parametrize("empty", [None, "", 0, False])
@@ -155,7 +199,7 @@ def unresolved(errno: int) -> aiohttp.ClientConnectorError:
         (ConnectionResetError("reset"), (INFRASTRUCTURE, DATA, INFRASTRUCTURE, INFRASTRUCTURE)),
         (FileNotFoundError("a file"), (INFRASTRUCTURE, DATA, INFRASTRUCTURE, DATA)),
         (ConfigError("no such server"), (INFRASTRUCTURE, DATA, INFRASTRUCTURE, DATA)),
-        (JudgeError("no verdict"), (FailureKind.JUDGE_FAILED, FailureKind.JUDGE_FAILED, DATA, DATA)),
+        (JudgeError("no verdict"), (JUDGE_FAILED, JUDGE_FAILED, DATA, JUDGE_FAILED)),
         (ValueError("a bug"), (DATA,) * 4),
         (unresolved(socket.EAI_NONAME), (INFRASTRUCTURE, INFRASTRUCTURE, CONFIGURATION, INFRASTRUCTURE)),
         (unresolved(socket.EAI_AGAIN), (INFRASTRUCTURE,) * 4),

@@ -39,7 +39,7 @@ class RolloutPolicy:
             return None
         if rule.uses_data_attempts and failure.data_attempts >= rollout.data_attempts_left:
             return None
-        if failure.attempts >= self.retry.attempts:
+        if failure.attempts >= self.retry.max_tries:
             return None
         delay = self.retry.delay_s(failure.attempts, failure.retry_after_s)
         return delay if elapsed_s + delay < self.retry.total_s else None
@@ -142,12 +142,14 @@ class Dispatcher:
 
     def _time_out(self, entry: InFlight) -> None:
         doing, limit_s = entry.activity.waits_for(), self._policy.rollout_timeout_s
-        message = f"not finished after {limit_s:g} s; it was {doing}"
+        message = f"not finished after {limit_s:g} s; last activity: {doing}"
         self._cut(entry, FailureKind.TIMEOUT, "TimeoutError", message)
 
     def _cancel(self, entry: InFlight) -> None:
         doing = entry.activity.waits_for()
-        self._cut(entry, FailureKind.CANCELLED, "CancelledError", f"the run was stopped; it was {doing}")
+        self._cut(
+            entry, FailureKind.CANCELLED, "CancelledError", f"the run was stopped; last activity: {doing}"
+        )
 
     def _cut(self, entry: InFlight, kind: FailureKind, error_type: str, message: str) -> None:
         """Cancel an attempt, which then has some time to clean up."""
@@ -217,7 +219,7 @@ class Dispatcher:
 def _outcome_of(rollout: PlannedRollout, running: "asyncio.Task[Outcome]") -> Outcome:
     """The outcome of an attempt that has ended; an attempt raises nothing but cancellation."""
     if running.cancelled():
-        error_type, message = "CancelledError", "code of the rollout cancelled it"
+        error_type, message = "CancelledError", "the rollout's own code raised CancelledError"
     elif (error := running.exception()) is not None:
         error_type, message = type(error).__name__, str(error) or repr(error)
     else:

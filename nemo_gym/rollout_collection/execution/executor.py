@@ -11,7 +11,7 @@ from typing import Protocol
 from nemo_gym.rollout_collection.outcome import Outcome, PlannedRollout
 
 SHOWN_OLDEST = 20
-Record = Callable[[Outcome], None]
+RecordOutcome = Callable[[Outcome], None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ExecutorState:
 class Executor(Protocol):
     """Plays rollouts."""
 
-    async def run(self, rollouts: Iterator[PlannedRollout], record: Record) -> None:
+    async def run(self, rollouts: Iterator[PlannedRollout], record: RecordOutcome) -> None:
         """Play all rollouts and record one outcome for each; returns early when stopped."""
 
     def stop(self, grace_s: float) -> None:

@@ -45,7 +45,7 @@ class ExecutorKind:
     """One entry of the table."""
 
     open: Callable[[RolloutCollectionConfig, Servers, int], AbstractAsyncContextManager[OpenedExecutor]]
-    """Opens the executor and the servers that it needs, for so many rollouts."""
+    """Opens the executor and the servers that it needs, for this many rollouts."""
     where: Callable[[RolloutCollectionConfig, Servers], str]
     """Says where the servers are hosted, for the description of a run."""
     check: Callable[[Servers], None] = lambda servers: None

@@ -66,7 +66,7 @@ class LinkClosedError(Exception):
 
 
 class WorkerLink(Protocol):
-    """The pool's link to one worker, for one life of that worker."""
+    """The pool's link to one worker, from its start to its end."""
 
     def send(self, message: ToWorker) -> None:
         """Queue a message, in order. Does not wait; does nothing once the link is closed."""

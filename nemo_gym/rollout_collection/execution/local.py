@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nemo_gym.rollout_collection.execution.attempt import Attempt
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
-from nemo_gym.rollout_collection.execution.executor import ExecutorState, Record
+from nemo_gym.rollout_collection.execution.executor import ExecutorState, RecordOutcome
 from nemo_gym.rollout_collection.outcome import PlannedRollout
 
 
@@ -18,7 +18,7 @@ class LocalExecutor:
         self._dispatcher: Dispatcher | None = None
         self._grace_s: float | None = None
 
-    async def run(self, rollouts: Iterator[PlannedRollout], record: Record) -> None:
+    async def run(self, rollouts: Iterator[PlannedRollout], record: RecordOutcome) -> None:
         attempt = self._attempt
         self._dispatcher = dispatcher = Dispatcher(attempt, attempt.activity, self._policy, record)
         try:

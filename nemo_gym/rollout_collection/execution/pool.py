@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from nemo_gym.errors import WorkerError
 from nemo_gym.failures import FailureKind
 from nemo_gym.records import Key
-from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, Record
+from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, RecordOutcome
 from nemo_gym.rollout_collection.execution.link import (
     End,
     Finished,
@@ -54,7 +54,7 @@ class PoolPolicy:
     deaths_in_a_row: int = 10
     """The run ends after this many deaths of workers in a row, without an outcome between them."""
     deaths_per_rollout: int = 3
-    """A rollout fails after so many deaths of workers that played it. The last one played nothing else."""
+    """A rollout fails after this many deaths of workers that played it. The last one played nothing else."""
 
 
 def shares_of(parallel: int, num_workers: int) -> list[int]:
@@ -69,7 +69,7 @@ class _Slot:
 
     number: int
     share: int
-    """Most rollouts in flight."""
+    """Maximum number of rollouts in flight."""
     link: WorkerLink | None = None
     in_flight: dict[Key, PlannedRollout] = field(default_factory=dict)
     state: ExecutorState = field(default_factory=ExecutorState)
@@ -95,10 +95,10 @@ class WorkerPool:
         self._grace_s: float | None = None
         """Set once the pool is stopped."""
         self._rollouts: Iterator[PlannedRollout] = iter(())
-        self._record: Record = lambda outcome: None
+        self._record: RecordOutcome = lambda outcome: None
         self._all_taken = False
 
-    async def run(self, rollouts: Iterator[PlannedRollout], record: Record) -> None:
+    async def run(self, rollouts: Iterator[PlannedRollout], record: RecordOutcome) -> None:
         self._rollouts, self._record = rollouts, record
         try:
             async with asyncio.TaskGroup() as group:
@@ -223,8 +223,8 @@ class WorkerPool:
         return rollouts
 
     def _is_suspect(self, rollout: PlannedRollout) -> bool:
-        """Whether two workers have died while they played it."""
-        return self._deaths.get(rollout.key, 0) >= 2
+        """Whether its next death would be its last, so that it must be alone then."""
+        return self._deaths.get(rollout.key, 0) >= max(1, self._policy.deaths_per_rollout - 1)
 
     def _end_all(self) -> None:
         for slot in self._slots:

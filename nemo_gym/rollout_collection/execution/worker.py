@@ -18,7 +18,7 @@ from nemo_gym.launch import host_embedded
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.execution.attempt import Attempt
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
-from nemo_gym.rollout_collection.execution.executor import Record
+from nemo_gym.rollout_collection.execution.executor import RecordOutcome
 from nemo_gym.rollout_collection.execution.link import (
     DriverLink,
     Finished,
@@ -87,7 +87,7 @@ class Worker:
         self._flush_at: asyncio.TimerHandle | None = None
 
     async def work(
-        self, new_dispatcher: Callable[[Record], Dispatcher], limits: EndpointLimits | None = None
+        self, new_dispatcher: Callable[[RecordOutcome], Dispatcher], limits: EndpointLimits | None = None
     ) -> None:
         dispatcher = new_dispatcher(self._finished)
         self._driver.send(Ready())

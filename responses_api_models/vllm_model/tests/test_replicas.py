@@ -11,7 +11,7 @@ from responses_api_models.vllm_model.replicas import DOWN_S, Replicas
 from responses_api_models.vllm_model.tests.model_under_test import Gym
 from tests.support.vllm_stand_in import VLLMStandIn
 
-AT_ONCE = RetryPolicy(attempts=1)
+AT_ONCE = RetryPolicy(max_tries=1)
 
 
 def replicas_at(*names: str, clock: Any = lambda: 0.0) -> Replicas:

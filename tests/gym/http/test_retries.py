@@ -131,7 +131,7 @@ def test_error_status_between_our_servers_is_a_response(status: int) -> None:
 
 
 def test_delays_double_up_to_the_maximum_and_half_of_each_is_random() -> None:
-    policy = RetryPolicy(attempts=8, base_delay_s=1.0, max_delay_s=10.0, statuses=(503,))
+    policy = RetryPolicy(max_tries=8, base_delay_s=1.0, max_delay_s=10.0, statuses=(503,))
     waits = play(policy, 503).waits
     for wait, longest in zip(waits, [1, 2, 4, 8, 10, 10, 10], strict=True):
         assert longest / 2 <= wait <= longest
@@ -211,7 +211,7 @@ def test_refused_connection_is_retried_then_raised() -> None:
 def test_server_that_comes_up_late_is_reached() -> None:
     async def run() -> int:
         port = free_port()
-        patient = RetryPolicy(attempts=200, base_delay_s=0.01, max_delay_s=0.01)
+        patient = RetryPolicy(max_tries=200, base_delay_s=0.01, max_delay_s=0.01)
         call = asyncio.create_task(request("POST", f"http://127.0.0.1:{port}/x", json={}, retry=patient))
         await asyncio.sleep(0)
         async with serving(raw_response(200), port=port) as server:

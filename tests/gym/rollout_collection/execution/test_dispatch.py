@@ -12,8 +12,8 @@ from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPo
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
 from tests.support.virtual_time import run_in_virtual_time
 
-NEVER_AGAIN = RetryPolicy(attempts=1)
-MUCH_LATER = RetryPolicy(attempts=3, base_delay_s=1000, max_delay_s=1000)
+NEVER_AGAIN = RetryPolicy(max_tries=1)
+MUCH_LATER = RetryPolicy(max_tries=3, base_delay_s=1000, max_delay_s=1000)
 AGENT = {"name": "agent"}
 
 
@@ -103,7 +103,7 @@ def test_attempt_that_fails_otherwise_after_its_deadline_is_a_timeout() -> None:
     assert keys(outcomes) == EACH_ONCE
     for outcome in outcomes:
         assert isinstance(outcome, Failure) and outcome.failure_class == "timeout"
-        assert outcome.message == "not finished after 0.05 s; it was starting"
+        assert outcome.message == "not finished after 0.05 s; last activity: starting"
         assert outcome.data_attempts == 0
 
 

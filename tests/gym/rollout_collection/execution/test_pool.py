@@ -24,7 +24,7 @@ from tests.support.virtual_time import run_in_virtual_time
 AGENT = {"name": "agent"}
 PATIENT = PoolPolicy(teardown_s=0.05, exit_s=5.0)
 """Short where tests wait for the delay to end; otherwise longer than any test takes."""
-ROLLOUTS = RolloutPolicy(60.0, RetryPolicy(attempts=1), teardown_s=0.05)
+ROLLOUTS = RolloutPolicy(60.0, RetryPolicy(max_tries=1), teardown_s=0.05)
 WORKERS = WorkerPolicy(flush_s=0.0, report_s=0.01)
 
 PlayOne = Callable[[PlannedRollout], Awaitable[None]]
@@ -171,6 +171,20 @@ def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
     assert run.failures[5].failure_class == "infrastructure" and run.failures[5].attempts == 3
     assert run.failures[5].message == "3 workers died while they played this rollout"
     assert alone == [False, False, True]
+
+
+def test_rollout_with_few_attempts_is_alone_before_it_fails() -> None:
+    alone: list[bool] = []
+
+    def is_deadly(numbers: list[int]) -> bool:
+        if 5 in numbers:
+            alone.append(len(numbers) == 1)
+        return 5 in numbers
+
+    run = Run(20, [4, 4], replace(PATIENT, deaths_per_rollout=2))
+    run.play(dying(is_deadly))
+    run.check_each_once()
+    assert list(run.failures) == [5] and alone == [False, True]
 
 
 def test_workers_that_all_die_end_the_run_with_an_error() -> None:
