@@ -5,6 +5,7 @@ The journal is the truth: a rollout is on disk before anything counts it as done
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class CollectionPolicy:
     """Settings of a run that are not part of its configuration."""
 
     max_rollout_attempts: int = 3
-    """Attempts, over all runs, of a rollout that fails because of its input."""
+    """Attempts, across all runs, of a rollout that fails because of its input."""
     heartbeat_s: float = 1.0
     """Time between two syncs, updates of the display and of the status file."""
 
@@ -96,7 +97,7 @@ class Collection:
             prepared = self._prepare()
             planned_by_agent = prepared.planned_by_agent()
             progress = Progress(
-                prepared.work.to_run, prepared.work.to_run_by_agent.copy(), prepared.found.columns
+                prepared.work.to_run, Counter(prepared.work.to_run_by_agent), prepared.found.columns
             )
             async with AsyncExitStack() as opened:
                 with self._recorder(prepared, progress) as recorder:
@@ -186,7 +187,7 @@ class Collection:
         ledger = recorder.ledger
         if recorder.error is not None:
             raise JournalError(
-                f"{recorder.error}. The {ledger.succeeded} rollouts recorded before are safe; continue with "
+                f"{recorder.error}. The {ledger.succeeded} rollouts recorded so far are safe; continue with "
                 "+resume_from_cache=true"
             ) from recorder.error
         stopped_by = self._stopped_by
@@ -227,4 +228,4 @@ class Collection:
 
 
 def _new_ledger(work: RemainingWork) -> Ledger:
-    return Ledger(planned=work.planned, resumed=work.num_done, skipped=work.skipped_by_kind)
+    return Ledger(planned=work.planned, resumed=work.num_done, skipped=Counter(work.skipped_by_kind))

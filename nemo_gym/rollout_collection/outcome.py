@@ -48,7 +48,7 @@ class Success:
     attempts: int = 1
     """Attempts in this run."""
     is_retried: bool = False
-    """Whether it took more than one attempt, over all runs."""
+    """Whether it took more than one attempt, across all runs."""
 
     def after(self, attempts: int, earlier: int) -> "Success":
         """The same, as the last of several attempts; the record gets the number of the attempt, from 0."""

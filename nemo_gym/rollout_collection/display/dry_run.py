@@ -1,24 +1,24 @@
 """A dry run: what a run would do, as lines for people. It starts nothing and writes nothing."""
 
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from nemo_gym.config import mask_secrets
 from nemo_gym.config.hints import listed
 from nemo_gym.errors import ChangedInputsError
-from nemo_gym.journal import read_lines
-from nemo_gym.path_utils import failures_path_for, manifest_path_for
-from nemo_gym.records import packed, parsed
+from nemo_gym.records import parsed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.execution.executor_table import executor_named
 from nemo_gym.rollout_collection.planning.materialize import find_input, materialize, materialized_before
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
-from nemo_gym.rollout_collection.planning.prepare import check_without_input, missing_to_resume
-from nemo_gym.rollout_collection.planning.remaining import RemainingWork, WorkCount, packed_key_of
-from nemo_gym.rollout_collection.recording.manifest import Manifest
-from nemo_gym.rollout_collection.recording.recovery import read_failures, read_keyed
+from nemo_gym.rollout_collection.planning.prepare import (
+    check_output,
+    check_without_input,
+    missing_to_resume,
+)
+from nemo_gym.rollout_collection.planning.preview import ResumePreview
+from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.servers import Servers
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
 
@@ -29,8 +29,9 @@ _CHARACTERS_PER_TOKEN = 4
 
 def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attempts: int) -> list[str]:
     """The lines of a dry run. Raises the errors of a run. Without servers, agents are not checked."""
-    executor_named(config.executor)
-    size, resumption = _Size(), _Resumption.of(config, max_attempts)
+    executor_kind = executor_named(config.executor)
+    check_output(config)
+    size, resumption = _Size(), ResumePreview.of(config, max_attempts)
 
     def take(line: bytes) -> None:
         size.take(parsed(line))
@@ -44,6 +45,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attemp
     else:
         plan = materialize(config, take)
     if servers is not None:
+        executor_kind.check(servers)
         servers.check_agents(plan.by_agent)
         servers.check_settings()
     return [
@@ -54,7 +56,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attemp
         *(f"  {agent}: {number} rollouts" for agent, number in plan.by_agent.most_common()),
         *([] if servers is not None else [_NOT_CHECKED]),
         *(_resumption_lines(config, resumption, servers) if config.resume_from_cache else []),
-        "The first materialized row:",
+        "The first materialized input:",
         json.dumps(mask_secrets(json.loads(plan.sample)), indent=2, ensure_ascii=False),
         str(size),
     ]
@@ -82,50 +84,8 @@ class _Size:
         return f"About {tokens:,} input tokens for the first call of every rollout{output}"
 
 
-@dataclass
-class _Resumption:
-    """How an earlier run would be continued. Its files are not repaired: a torn line counts as missing."""
-
-    manifest: Manifest | None
-    work: WorkCount
-    plan: Path
-    rows: dict[int, int] = field(default_factory=dict)
-    """Hashes of the rows of the earlier plan that have not occurred in the new plan yet, by packed key."""
-    num_changed: int = 0
-
-    @classmethod
-    def of(cls, config: RolloutCollectionConfig, max_attempts: int) -> "_Resumption | None":
-        """None if there is nothing to resume."""
-        if not config.resume_from_cache or missing_to_resume(config):
-            return None
-        output, plan = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
-        done = {packed(key) for key, _ in read_keyed(output)}
-        work = WorkCount(plan, done, read_failures(failures_path_for(output)), max_attempts)
-        rows = {packed_key_of(line.data, plan): hash(line.data) for line in read_lines(plan)}
-        return cls(Manifest.load(manifest_path_for(output)), work, plan, rows)
-
-    def take(self, line: bytes) -> None:
-        """One rollout of the new plan."""
-        packed_key = packed_key_of(line, self.plan)
-        before = self.rows.pop(packed_key, None)
-        if before is not None and before != hash(line.removesuffix(b"\n")):
-            self.num_changed += 1
-            self.work.forget_failures(packed_key)
-        self.work.take(line)
-
-    def changes(self, servers: Servers | None) -> list[str]:
-        changes = []
-        if self.manifest is not None and servers is not None:
-            changes += self.manifest.changed_servers(servers.values)
-        if self.num_changed:
-            changes.append(f"{self.num_changed} rollouts have other inputs")
-        if self.rows:
-            changes.append(f"{len(self.rows)} rollouts of the earlier plan are not in this one")
-        return changes
-
-
 def _resumption_lines(
-    config: RolloutCollectionConfig, resumption: _Resumption | None, servers: Servers | None
+    config: RolloutCollectionConfig, resumption: ResumePreview | None, servers: Servers | None
 ) -> list[str]:
     """How the run would be continued. Raises the errors that a run would raise."""
     if resumption is None:
@@ -134,7 +94,7 @@ def _resumption_lines(
     changes = resumption.changes(servers)
     if changes and not config.allow_changed_inputs:
         raise ChangedInputsError(
-            f"{config.output_jsonl_fpath} was collected with other inputs or settings:{listed(changes)}\n"
+            f"{config.output_jsonl_fpath} was collected with different inputs or settings:{listed(changes)}\n"
             "A run would stop with this error; +allow_changed_inputs=true continues anyway"
         )
     return [_counts(resumption.work.result()), *changes]

@@ -189,7 +189,7 @@ class Plan:
                 f"or one for all other agents: +num_repeats.{DEFAULT_REPEATS_KEY}=1"
             )
         if not self.num_rows:
-            raise InputError(f"{self.source}: the file has no rows")
+            raise InputError(f"{self.source}: the file has no rows; write one JSON object per line")
 
     def _bad(self, number: int, reason: str) -> InputError:
         return InputError(f"{self.source}:{number}: {reason}")

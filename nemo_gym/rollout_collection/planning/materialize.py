@@ -107,7 +107,9 @@ def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[PlanL
     path = find_input(config)
     if path is None:
         roots = ", ".join(map(str, component_roots()))
-        raise InputError(f"input_jsonl_fpath: {config.input_jsonl_fpath}: not found; searched in {roots}")
+        raise InputError(
+            f"input_jsonl_fpath: {config.input_jsonl_fpath}: not found; searched in {roots}; check the path"
+        )
     try:
         with path.open("rb") as file:
             yield from plan.materialize(
@@ -115,7 +117,7 @@ def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[PlanL
                 for number, data in enumerate(file, 1)
             )
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
 
 
 def recipe_of(config: RolloutCollectionConfig) -> dict[str, Any]:

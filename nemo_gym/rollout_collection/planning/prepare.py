@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemo_gym.config.hints import listed
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
 from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
@@ -20,11 +21,17 @@ from nemo_gym.rollout_collection.planning.materialize import (
     materialize,
     recipe_of,
 )
-from nemo_gym.rollout_collection.planning.remaining import RemainingWork, packed_key_of, remaining_work
+from nemo_gym.rollout_collection.planning.remaining import (
+    RemainingWork,
+    packed_key_of,
+    remaining_work,
+    whole_plan,
+)
 from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
 from nemo_gym.rollout_collection.recording.scan import Found, recover_output
 from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.terminal import counted
 
 Note = Callable[[str], None]
 _SHOWN = 10
@@ -43,24 +50,43 @@ class Prepared:
     def planned_by_agent(self) -> Counter[str]:
         """Rollouts per agent that should be in the output in the end. Valid until the first is recorded."""
         found = Counter({agent: len(columns) for agent, columns in self.found.columns.items()})
-        return found + self.work.to_run_by_agent + self.work.skipped_by_agent
+        return found + Counter(self.work.to_run_by_agent) + Counter(self.work.skipped_by_agent)
+
+
+_OTHER_OUTPUT = "choose another +output_jsonl_fpath="
 
 
 def prepare_folder(config: RolloutCollectionConfig) -> None:
-    """Create the folder of the output; refuse an output that is not a file or would replace the input."""
+    """Create the folder of the output, if `check_output` accepts it."""
+    check_output(config)
     output = Path(config.output_jsonl_fpath)
-    other = "choose another +output_jsonl_fpath="
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"output_jsonl_fpath: cannot write {output}: {error.strerror}; {other}") from error
+        raise _cannot_write(output, str(error.strerror)) from error
+
+
+def check_output(config: RolloutCollectionConfig) -> None:
+    """Refuse an output that cannot be written, is not a file, or would replace the input."""
+    output = Path(config.output_jsonl_fpath)
+    folder = next(path for path in output.absolute().parents if os.path.lexists(path))
+    if not folder.is_dir():
+        raise _cannot_write(output, f"{folder} is not a folder")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"output_jsonl_fpath: {folder} is not writable; change that, or {_OTHER_OUTPUT}")
     if output.exists() and not output.is_file():
-        raise ConfigError(f"output_jsonl_fpath: {output} is a folder or a device, not a file; {other}")
-    if not os.access(output.parent, os.W_OK):
-        raise ConfigError(f"output_jsonl_fpath: {output.parent} is not writable; change that, or {other}")
+        raise ConfigError(
+            f"output_jsonl_fpath: {output} is a folder or a device, not a file; {_OTHER_OUTPUT}"
+        )
     source = find_input(config)
     if source is not None and any(path.exists() and source.samefile(path) for path in files_of_run(output)):
-        raise ConfigError(f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {other}")
+        raise ConfigError(
+            f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {_OTHER_OUTPUT}"
+        )
+
+
+def _cannot_write(output: Path, reason: str) -> ConfigError:
+    return ConfigError(f"output_jsonl_fpath: cannot write {output}: {reason}; {_OTHER_OUTPUT}")
 
 
 def missing_to_resume(config: RolloutCollectionConfig) -> list[str]:
@@ -92,11 +118,11 @@ def _start_new_run(
         moved = set_aside(files_of_run(output))
     if moved:
         names = ", ".join(path.name for path in moved)
-        hint = "" if config.resume_from_cache else " (+resume_from_cache=true would continue it)"
-        note(f"The files of an earlier run were set aside: {names}{hint}")
+        hint = "" if config.resume_from_cache else " (+resume_from_cache=true would have continued it)"
+        note(f"The files of an earlier run were renamed: {names}{hint}")
     manifest = Manifest.new(manifest_path_for(output), config.model_dump(), servers.values)
     manifest.data["materialized_inputs"] = plan.as_data(recipe_of(config))
-    return Prepared(RemainingWork(materialized, max_attempts, plan.planned, plan.by_agent), manifest)
+    return Prepared(whole_plan(materialized, plan.by_agent, max_attempts), manifest)
 
 
 @dataclass
@@ -193,7 +219,7 @@ class _Resumption:
         text = _listed(changed)
         if not self.config.allow_changed_inputs:
             raise ChangedInputsError(
-                f"{self.output} was collected with other inputs or settings:{text}\n"
+                f"{self.output} was collected with different inputs or settings:{text}\n"
                 "Resume with the same inputs and settings, choose another +output_jsonl_fpath=, or continue "
                 "anyway with +allow_changed_inputs=true"
             )
@@ -201,12 +227,14 @@ class _Resumption:
 
     def _describe(self, work: RemainingWork) -> None:
         if work.not_planned:
-            self.note(f"{work.not_planned} rollouts in {self.output} are not in the plan; they are kept")
+            self.note(
+                f"Kept {counted(work.not_planned, 'rollout')} in {self.output} that the plan does not have"
+            )
         if work.num_skipped:
             self.note(
-                f"{work.num_skipped} rollouts are skipped: their failures have used up "
-                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={work.max_attempts} (with a larger number they are attempted "
-                "again) or are terminal"
+                f"Skipped {counted(work.num_skipped, 'rollout')} that failed "
+                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={work.max_attempts} times (increase it to attempt them "
+                "again), or whose failure is terminal"
             )
         counts = f"{work.num_done} done, {work.to_run} remaining"
         self.note(f"Resuming: {work.planned} rollouts planned, {counts}")
@@ -258,14 +286,15 @@ def changed_rows(before: Path, now: Path) -> list[str]:
     texts = [f"{change} ({_of(keys)})" for change, keys in changes.items()]
     if hashes:
         texts.append(
-            f"{len(hashes)} rollouts of the earlier plan are not in this one (limit or num_repeats?)"
+            f"{counted(len(hashes), 'rollout')} of the earlier plan missing in this one; was limit or "
+            "num_repeats reduced?"
         )
     return texts
 
 
 def _listed(changed: list[str]) -> str:
     more = f"\n  … and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return "".join(f"\n  {line}" for line in changed[:_SHOWN]) + more
+    return listed(changed[:_SHOWN]) + more
 
 
 def _row_differences(before: bytes, now: bytes) -> list[str]:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from nemo_gym.errors import JournalError
 from nemo_gym.failures import AnyKind
@@ -26,33 +28,37 @@ DATA_ATTEMPTS_PER_RUN = 2
 """Attempts per run of a rollout that fails because of its input."""
 
 
+def _nothing() -> Mapping[Any, Any]:
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class RemainingWork:
-    """The rollouts of a plan that remain to be played, and why the others do not."""
+    """The rollouts of a plan that remain to be played, and why the others do not. It never changes."""
 
     plan: Path
     """The file of materialized inputs."""
     max_attempts: int
-    """Attempts, over all runs, of a rollout that fails because of its input."""
+    """Attempts, across all runs, of a rollout that fails because of its input."""
     planned: int
-    to_run_by_agent: Counter[str]
+    to_run_by_agent: Mapping[str, int]
     done: Set[int] = frozenset()
     """Packed keys in the output."""
-    skipped: Mapping[int, AnyKind] = field(default_factory=dict)
+    skipped: Mapping[int, AnyKind] = field(default_factory=_nothing)
     """Packed keys of rollouts that are not attempted again, with the kind of their last failure."""
     past: PastFailures = field(default_factory=PastFailures)
-    skipped_by_kind: Counter[AnyKind] = field(default_factory=Counter)
-    skipped_by_agent: Counter[str] = field(default_factory=Counter)
+    skipped_by_kind: Mapping[AnyKind, int] = field(default_factory=_nothing)
+    skipped_by_agent: Mapping[str, int] = field(default_factory=_nothing)
     not_planned: int = 0
     """Rollouts in the output that the plan does not have."""
 
     @property
     def to_run(self) -> int:
-        return self.to_run_by_agent.total()
+        return sum(self.to_run_by_agent.values())
 
     @property
     def num_skipped(self) -> int:
-        return self.skipped_by_kind.total()
+        return sum(self.skipped_by_kind.values())
 
     @property
     def num_done(self) -> int:
@@ -113,14 +119,20 @@ class WorkCount:
             self._plan,
             self._max_attempts,
             self._planned,
-            self._to_run_by_agent,
+            MappingProxyType(self._to_run_by_agent),
             self._done,
-            self._skipped,
+            MappingProxyType(self._skipped),
             self._past,
-            self._skipped_by_kind,
-            self._skipped_by_agent,
+            MappingProxyType(self._skipped_by_kind),
+            MappingProxyType(self._skipped_by_agent),
             not_planned=len(self._done) - self._planned_done,
         )
+
+
+def whole_plan(plan: Path, by_agent: Mapping[str, int], max_attempts: int) -> RemainingWork:
+    """The remaining work of a new run: every rollout of the plan."""
+    to_run = MappingProxyType(dict(by_agent))
+    return RemainingWork(plan, max_attempts, sum(to_run.values()), to_run)
 
 
 def remaining_work(plan: Path, done: Set[int], past: PastFailures, max_attempts: int) -> RemainingWork:
@@ -135,7 +147,9 @@ def remaining_work(plan: Path, done: Set[int], past: PastFailures, max_attempts:
 _KEY_AT_END = re.compile(
     rb',"%s":(\d+),"%s":(\d+)\}\n?\Z' % (TASK_INDEX_KEY_NAME.encode(), ROLLOUT_INDEX_KEY_NAME.encode())
 )
-_START_OVER = "start over without +resume_from_cache=true, which sets the earlier run aside"
+_START_OVER = (
+    "to start over, run again without +resume_from_cache=true; the files of the earlier run are then renamed"
+)
 _LONGEST_KEY = 96
 """Bytes at the end of a materialized input that hold the key."""
 

@@ -1,7 +1,7 @@
 """The recorder: takes every outcome, writes it to a journal, then counts it.
 
 A rollout is on disk before anything counts it as done. An error while recording ends the run: the recorder
-keeps the error, asks for the end of the run, and ignores later outcomes.
+keeps the error, stops the run, and ignores later outcomes.
 """
 
 from collections.abc import Callable

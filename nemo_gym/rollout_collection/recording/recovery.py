@@ -61,7 +61,7 @@ def read_keyed(path: Path) -> Iterator[tuple[Key, Record]]:
 
 @dataclass
 class PastFailures:
-    """The failures of each packed key in the failures file, over all runs."""
+    """The failures of each packed key in the failures file, across all runs."""
 
     data_attempts: dict[int, int] = field(default_factory=dict)
     """Attempts that failed because of the input."""

@@ -47,6 +47,21 @@ def test_without_servers_dry_run_says_that_agents_were_not_checked(playground: P
     assert "The agents were not checked: no servers are configured" in text
 
 
+def test_dry_run_refuses_an_output_that_a_run_refuses(playground: Playground) -> None:
+    before = content(playground.folder)
+    for output, problem in (
+        (playground.input, "is a file that a run into"),
+        (playground.folder, "is a folder or a device"),
+        (playground.input / "below" / "out.jsonl", "is not a folder"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            dry_run_text(playground, AGENTS, output_jsonl_fpath=str(output))
+    dry_run_text(
+        playground, AGENTS, output_jsonl_fpath=str(playground.folder / "new" / "folder" / "out.jsonl")
+    )
+    assert content(playground.folder) == before and not (playground.folder / "new").exists()
+
+
 def test_repeats_of_unused_agents_cause_a_warning(playground: Playground) -> None:
     text = dry_run_text(playground, num_repeats={"scripted": 2, "absent": 3})
     assert "warning: num_repeats has entries for agents that do not occur: absent" in text
@@ -109,7 +124,7 @@ def test_corrected_row_whose_attempts_are_spent_remains_to_be_played(playground:
     playground.write_input(row("a"), row("corrected"), row("c"))
     text = dry_run_text(playground, max_attempts=1, resume_from_cache=True, allow_changed_inputs=True)
     assert "1 done, 1 skipped, 1 remaining" in text
-    assert "1 rollouts have other inputs" in text
+    assert "1 rollout with different inputs" in text
 
 
 def test_counts_of_a_larger_plan_include_new_rollouts(playground: Playground) -> None:
@@ -133,8 +148,8 @@ def test_resume_without_the_input_uses_the_earlier_plan(playground: Playground) 
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"responses_create_params": {"temperature": 0.3}}, "2 rollouts have other inputs"),
-    ({"limit": 1}, "1 rollouts of the earlier plan are not in this one"),
+    ({"responses_create_params": {"temperature": 0.3}}, "2 rollouts with different inputs"),
+    ({"limit": 1}, "1 rollout of the earlier plan missing in this one"),
 ]
 
 

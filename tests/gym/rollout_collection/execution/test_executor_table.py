@@ -25,8 +25,9 @@ def test_unknown_executor_is_an_error_that_lists_the_known_ones(playground: Play
 def test_worker_processes_cannot_use_servers_of_this_process(playground: Playground) -> None:
     playground.collect()
     before = playground.names()
-    with pytest.raises(ConfigError, match="cannot use servers that are open in this process"):
-        playground.collect(executor="processes")
+    for is_dry in (True, False):
+        with pytest.raises(ConfigError, match="cannot use servers that are open in this process"):
+            playground.collect(executor="processes", dry_run=is_dry)
     assert playground.names() == before, "the earlier run is not set aside"
 
 

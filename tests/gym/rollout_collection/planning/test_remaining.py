@@ -1,13 +1,14 @@
 """The remaining work is the plan minus the output minus the rollouts whose attempts are spent."""
 
 import json
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
 from nemo_gym.errors import JournalError
 from nemo_gym.records import Key, packed
-from nemo_gym.rollout_collection.planning.remaining import RemainingWork, remaining_work
+from nemo_gym.rollout_collection.planning.remaining import RemainingWork, remaining_work, whole_plan
 from nemo_gym.rollout_collection.recording.recovery import PastFailures
 
 
@@ -50,6 +51,21 @@ def test_done_and_spent_rollouts_are_not_played(tmp_path: Path) -> None:
     assert work.skipped_by_agent == {"agent0": 2} and work.to_run_by_agent == {"agent1": 2}
 
 
+def test_remaining_work_never_changes(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, 3)
+    for work in (whole_plan(plan, {"agent0": 2, "agent1": 1}, 3), work_of(plan, [0], failed(1, attempts=3))):
+        for counts in (work.to_run_by_agent, work.skipped, work.skipped_by_kind, work.skipped_by_agent):
+            with pytest.raises(TypeError):
+                counts["agent0"] = 9  # type: ignore[index]
+        with pytest.raises(FrozenInstanceError):
+            work.planned = 9  # type: ignore[misc]
+
+
+def test_all_rollouts_of_a_new_plan_remain(tmp_path: Path) -> None:
+    work = whole_plan(plan_of(tmp_path, 3), {"agent0": 2, "agent1": 1}, 3)
+    assert (tasks_of(work), work.planned, work.to_run, work.num_done) == ([0, 1, 2], 3, 3, 0)
+
+
 def test_rollout_has_the_remaining_attempts_of_earlier_runs(tmp_path: Path) -> None:
     work = work_of(plan_of(tmp_path, 3), [], failed(1), failed(2, attempts=2))
     rollouts = list(work.rollouts())
@@ -71,5 +87,7 @@ def test_rollouts_outside_the_plan_are_counted(tmp_path: Path) -> None:
 def test_plan_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path: Path, line: str) -> None:
     plan = tmp_path / "plan.jsonl"
     plan.write_text(line + "\n")
-    with pytest.raises(JournalError, match=r"plan\.jsonl: a line .*; start over without \+resume_from_cache"):
+    with pytest.raises(
+        JournalError, match=r"plan\.jsonl: a line .*; to start over, run again without \+resume_from_cache"
+    ):
         work_of(plan, [])

@@ -206,9 +206,8 @@ def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
         capsys.readouterr()
         assert list(playground.collect(resume_from_cache=True)) == []
         assert len(playground.played()) == expected, number
-    assert (
-        f"1 rollouts are skipped: their failures have used up NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={most or 3}"
-        in (capsys.readouterr().err)
+    assert f"Skipped 1 rollout that failed NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={most or 3} times" in (
+        capsys.readouterr().err
     )
     ledger = json.loads(playground.manifest.read_text())["ledger"]
     assert ledger == {"planned": 1, "succeeded": 0, "failed": {"data": 1}, "not_run": 0, "retried": 0}
@@ -236,7 +235,7 @@ def test_terminal_failure_is_never_attempted_again(playground: Playground, capsy
     playground.reset_responses()
     playground.collect(resume_from_cache=True)
     assert playground.played() == []
-    assert "1 rollouts are skipped" in capsys.readouterr().err
+    assert "Skipped 1 rollout" in capsys.readouterr().err
 
 
 def test_rollout_with_no_persist_is_not_recorded_and_is_attempted_again(playground: Playground) -> None:
@@ -278,7 +277,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "seeds": ({"num_repeats_add_seed": True}, ["seed: was not set, is 0"]),
     "the agent": ({"agent_name": "other"}, ["agent_ref.name: was 'scripted', is 'other'"]),
-    "fewer rows": ({"limit": 2}, ["1 rollouts of the earlier plan are not in this one"]),
+    "fewer rows": ({"limit": 2}, ["1 rollout of the earlier plan missing in this one"]),
     "a prompt": ({"prompt_config": "prompt.yaml", "input_jsonl_fpath": "bare.jsonl"}, ["input: was 'a'"]),
 }
 
@@ -325,7 +324,7 @@ def test_rows_in_another_order_are_refused(playground: Playground) -> None:
 
 def test_fewer_repeats_are_refused(playground: Playground) -> None:
     playground.collect(num_repeats=3)
-    refuse(playground, "3 rollouts of the earlier plan are not in this one", num_repeats=2)
+    refuse(playground, "3 rollouts of the earlier plan missing in this one", num_repeats=2)
 
 
 @pytest.mark.parametrize(
