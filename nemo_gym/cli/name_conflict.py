@@ -1,14 +1,15 @@
 """Warns if the distribution `nemo-gym` is installed too: both install the import package `nemo_gym`."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
 OTHER_DISTRIBUTION = "nemo-gym"
-_METADATA = ("nemo_gym-", (".dist-info", ".egg-info"))
-"""How the name of its metadata folder begins and ends."""
+_METADATA = re.compile(r"nemo_gym(-.*)?\.(dist|egg)-info")
+"""The name of its metadata folder."""
 
 
 @cache
@@ -20,10 +21,9 @@ def warn_of_other_distribution() -> None:
 
 def is_installed(search_path: Sequence[str]) -> bool:
     """Whether `nemo-gym` has metadata on the path. Reads only folder names: every command waits for it."""
-    start, endings = _METADATA
     for folder in search_path:
         with suppress(OSError):
-            if any(name.startswith(start) and name.endswith(endings) for name in os.listdir(folder or ".")):
+            if any(map(_METADATA.fullmatch, os.listdir(folder or "."))):
                 return True
     return False
 

@@ -128,10 +128,8 @@ def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
         if embedded is None:
             raise ConfigError("there are no servers to host; pass their files with '+config_paths=[…]'")
         return embedded
-    if not config.settings.plain_http_client:
-        enable_plain_client(False)
     try:
-        served = served_by(setup_client(config.head_server))
+        served = served_by(setup_client(config.head_server, config.settings.plain_http_client))
     except HeadServerUnreachableError as error:
         if hosting == "auto" and embedded is not None:
             return embedded
@@ -153,25 +151,24 @@ def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
     if lines:
         shown = "".join(f"\n  {line}" for line in lines[:10])
         raise ConfigError(
-            f"the servers {served.where} differ from those of this command (was: running, is: this command):"
-            f"{shown}\n"
+            f"the servers {served.where} differ from the configuration of this command "
+            f"(was: running, is: this command):{shown}\n"
             f"Stop that ng_run, use the same configuration, or {_EMBEDDED_HINT}"
         )
 
 
-def setup_client(head_server_config: BaseServerConfig | None) -> ServerClient:
+def setup_client(head_server_config: BaseServerConfig | None, plain_http_client: bool = True) -> ServerClient:
     """A client of the servers open around the caller, else of those of a head server.
 
-    Sets the sizes of the shared HTTP client from their configuration, unless they are set already, and
-    switches the plain HTTP client off if their configuration does.
+    Sets the sizes of the shared HTTP client from their configuration, unless they are set already. The plain
+    HTTP client is used unless the caller or their configuration switches it off.
     """
     client = ServerClient.load_from_global_config(head_server_config)
     fields = GlobalAIOHTTPAsyncClientConfig.model_fields
     sizes = {name: client.global_config_dict[name] for name in fields if name in client.global_config_dict}
     if sizes and not is_global_aiohttp_client_setup():
         set_pool_size(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
-    if not client.global_config_dict.get("plain_http_client", True):
-        enable_plain_client(False)
+    enable_plain_client(plain_http_client and client.global_config_dict.get("plain_http_client", True))
     return client
 
 

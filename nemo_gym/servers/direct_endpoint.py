@@ -27,6 +27,7 @@ from nemo_gym.openai_utils.data import data_validator, is_on_data
 from nemo_gym.undocumented import fastapi_internals, starlette_internals
 from nemo_gym.undocumented.fastapi_internals import (
     RouteParts,
+    annotation_of,
     is_simple,
     may_have_body,
     parts_of,
@@ -212,7 +213,7 @@ def _response_data(route: APIRoute, parts: RouteParts) -> DataValidator | None:
 def _data_validator(parts: RouteParts, field: Any, *, with_defaults: bool) -> DataValidator | None:
     if field is None or not is_on_data(parts.function):
         return None
-    return data_validator(field.field_info.annotation, with_defaults=with_defaults)
+    return data_validator(annotation_of(field), with_defaults=with_defaults)
 
 
 def _compile(route: APIRoute) -> Endpoint:

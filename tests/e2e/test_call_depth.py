@@ -64,7 +64,9 @@ def stacks_at_the_socket(folder: Path, monkeypatch: pytest.MonkeyPatch, **settin
     with ScriptedEndpoint(play) as endpoint:
         [rollout] = asyncio.run(collect({**endpoint.settings, **settings}))
     assert rollout["reward"] == 1.0
-    return [stack for stack in stacks if any(code.co_filename == MODEL_APP for code in stack)]
+    model_calls = [stack for stack in stacks if any(code.co_filename == MODEL_APP for code in stack)]
+    assert {stack[-1].co_qualname for stack in model_calls} == {"Attempt.__call__"}  # no task in between
+    return model_calls
 
 
 @pytest.mark.parametrize("upstream", ["auto", "responses"])
@@ -84,13 +86,20 @@ def test_a_model_call_is_few_frames_deep_and_no_two_functions_share_a_name(
         assert not twins - PUBLISHED, f"{sorted(twins)} in:\n{shown}"
 
 
+def documented_files(text: str) -> list[str]:
+    return re.findall(r"`((?:nemo_gym|resources_servers|responses_api_\w+)/[\w/]+\.py)`", text)
+
+
 def test_the_documented_walk_of_a_rollout_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("## The walk of one rollout\n")[2].partition("\n## ")[0]
-    documented = re.findall(r"`((?:nemo_gym|resources_servers|responses_api_\w+)/[\w/]+\.py)`", section)
+    documented = documented_files(section)
     assert documented and all((ROOT / file).is_file() for file in documented)
+    # Steps 1 to 3 are before the task of the attempt begins.
+    awaited = set(documented_files(section.partition("\n4. ")[2].partition("\n\n")[0]))
     for stack in stacks_at_the_socket(tmp_path, monkeypatch):
         files = [str(Path(code.co_filename).relative_to(ROOT)) for code in reversed(stack)]
         remaining = iter(documented)
         missing = [file for file, _ in groupby(files) if file not in remaining]
+        assert awaited == set(files)
         assert not missing, f"not in the walk, or not in this order: {missing}"

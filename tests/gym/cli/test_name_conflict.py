@@ -33,3 +33,9 @@ def test_own_metadata_and_folders_that_do_not_exist_are_not_a_conflict(other: Pa
     (own / "nemo_gym").mkdir()
     assert not is_installed([str(own), str(tmp_path / "absent")])
     assert is_installed([str(tmp_path / "absent"), str(own), str(other)])
+
+
+@pytest.mark.parametrize("name", ["nemo_gym-9.0.egg-info", "nemo_gym.egg-info"])
+def test_metadata_of_other_installers_is_recognized(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    assert is_installed([str(tmp_path)])
