@@ -71,7 +71,7 @@ grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path,
 grpo-tools: $(READY_DEV)  ## Train the small model to use the calculator (Gym path, three seeds, 45 minutes)
 	@$(BIN)/python -m examples.grpo.tool_task
 
-soak: $(READY_DEV)  ## Kill and resume collections KILLS=200 times; check tokens of ROLLOUTS=200; play SESSIONS=200000
+soak: $(READY_DEV)  ## Long tests: kill and resume KILLS=200 collections, check tokens of ROLLOUTS=200, open SESSIONS=200000
 	@SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/e2e/test_killed_collections.py
 	@SOAK_ROLLOUTS=$(ROLLOUTS) $(BIN)/python -m pytest -s tests/e2e/test_local_tokens.py
 	@SOAK_SESSIONS=$(SESSIONS) $(BIN)/python -m pytest -s tests/e2e/test_session_soak.py
@@ -83,7 +83,7 @@ lint: $(READY_DEV)
 types: $(READY_DEV)
 	@$(BIN)/mypy
 
-check: lint types test  ## Lint, types and tests: every commit passes it
+check: lint types test  ## Lint, types and tests: required for every commit
 
 format: $(READY_DEV)  ## Format the code
 	@$(BIN)/ruff check --fix .

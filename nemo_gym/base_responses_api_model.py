@@ -40,11 +40,11 @@ class SimpleResponsesAPIModel(SimpleServer):
         return app
 
     async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse:
-        """One call in the Responses format."""
-        raise NotImplementedError(f"{type(self).__name__} does not speak the Responses format")
+        """One call of the Responses API."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement the Responses API")
 
     async def chat_completions(
         self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
     ) -> NeMoGymChatCompletion:
-        """One call in the Chat Completions format."""
-        raise NotImplementedError(f"{type(self).__name__} does not speak the Chat Completions format")
+        """One call of the Chat Completions API."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement the Chat Completions API")

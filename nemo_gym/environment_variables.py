@@ -20,7 +20,7 @@ def extra_roots() -> tuple[Path, ...]:
 
 
 def max_rollout_attempts(default: int = 3) -> int:
-    """How often a rollout with data failures is tried, over all runs."""
+    """How often a rollout with data failures is tried, across all runs."""
     text = os.environ.get(_MAX_ROLLOUT_ATTEMPTS, "").strip()
     if not text:
         return default
@@ -32,7 +32,7 @@ def max_rollout_attempts(default: int = 3) -> int:
 
 
 def user_cache_dir() -> Path:
-    """Where this user keeps what can be had again, over all projects."""
+    """This user's cache folder, shared by all projects."""
     home = os.environ.get(_CACHE_HOME, "").strip()
     return (Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()) / "nemo_gym"
 

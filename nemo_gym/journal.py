@@ -54,7 +54,7 @@ def line_numbers(path: Path, offsets: Iterable[int]) -> dict[int, int]:
             found[line.offset] = line.number
             if len(found) == len(wanted):
                 return found
-    raise InputError(f"{path}: changed while it was read; try again when no run writes it")
+    raise InputError(f"{path}: changed while it was read; try again when no run is writing it")
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -155,7 +155,7 @@ def _field_name(token: re.Match[str]) -> str:
     elif not name:
         problem = "`{}` has no field name"
     elif _MORE_THAN_A_NAME.search(name):
-        problem = f"{shown!r} is not only a field name"
+        problem = f"{shown!r} contains more than a field name"
     else:
         return name
     line = token.string.count("\n", 0, token.start()) + 1

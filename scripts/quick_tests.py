@@ -1,7 +1,7 @@
 """`make quick`: lint, types, and the tests nearest to what changed, in under 90 seconds.
 
-Changed are the files that differ from the commit where this branch left `main`, committed or not, and
-untracked files. On a `main` without changes, they are the files of the last commit.
+A file counts as changed if it differs from the commit where this branch left `main`, committed or not, or if
+it is untracked. On a `main` without changes, the files of the last commit count as changed.
 
 A test module runs if it changed or if it reaches a changed module through at most three imports, nearest
 first. All tests of a component run if any of its files changed, and all tests of a folder if its conftest.py

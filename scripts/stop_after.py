@@ -7,7 +7,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--stop-after", type=float, default=float("inf"), help="start no test after these seconds"
+        "--stop-after", type=float, default=float("inf"), help="start no more tests after this many seconds"
     )
 
 

@@ -126,7 +126,7 @@ def test_an_app_stays_short(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", GYM_FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_one_package_reads_the_environment_and_one_speaks_http_out(file: Path) -> None:
+def test_one_package_reads_the_environment_and_one_sends_http(file: Path) -> None:
     text, module = file.read_text(), module_of(file)
     if module != "environment_variables":
         assert not re.search(r"os\.environ|getenv", text)

@@ -154,8 +154,8 @@ def sampling_line(run: RunReport) -> str:
     spent = run.sampling
     parts = [f"seed {run.seed}: sampled for {spent.wall_s:.1f} s"]
     if spent.overhead is not None:
-        parts.append(f"{spent.overhead:.1%} of this time nothing was generated")
-    parts.append(f"the event loop used {spent.loop_cpu_s / spent.wall_s:.1%} of this time on the CPU")
+        parts.append(f"no generation during {spent.overhead:.1%} of this time")
+    parts.append(f"CPU time of the event loop: {spent.loop_cpu_s / spent.wall_s:.1%} of this time")
     return ", ".join(parts)
 
 

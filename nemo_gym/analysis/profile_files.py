@@ -77,7 +77,7 @@ def profile_rewards(config: RewardProfileConfig, bad_lines: BadLines | None = No
     """Profile the rollouts of a run and write the profile beside them.
 
     `bad_lines` decides about lines that are not rows or rollouts, lines that repeat a key, and rollouts by
-    another agent than the one of their task.
+    an agent other than their task's.
     """
     bad_lines = BadLines() if bad_lines is None else bad_lines
     source = _Source(expand(config.materialized_inputs_jsonl_fpath), expand(config.rollouts_jsonl_fpath))
@@ -133,7 +133,7 @@ class _Source:
             raise _unreadable(self.materialized, error) from error
 
     def join(self, bad_lines: BadLines) -> tuple[Found, Join]:
-        """The rollouts joined with the rows, without rollouts by another agent than that of their task."""
+        """The rollouts joined with the rows, without rollouts by an agent other than their task's."""
         found = find_rollouts(self.rollouts, bad_lines)
         join = _join(self.rows, found)
         self._take_repeats(join, bad_lines)

@@ -48,8 +48,8 @@ class SameTasks:
         some = "" if self.checked == self.shared else f" that were checked (of {self.shared})"
         what, advice = "are not the same task in both runs", "compare runs of the same input"
         if self.only_prompts:
-            what = "have another prompt in B but are otherwise the same"
-            advice = f"unless prompts are what you compare, {advice}"
+            what = "have a different prompt in B but are otherwise the same"
+            advice = f"unless you want to compare prompts, {advice}"
         return f"{self.different_count} of {self.checked} shared tasks{some} {what}: {first}{more}; {advice}"
 
 

@@ -237,8 +237,8 @@ def _only_in(run: str, agents: Sequence[str]) -> Iterator[str]:
 def _same_tasks(same: SameTasks) -> str:
     if same.basis is None:
         return (
-            "Not checked whether the tasks are the same: there are no materialized inputs for both runs and "
-            "no prompts in the rollouts."
+            "Could not check that the tasks are the same: this needs the materialized inputs of both runs, "
+            "or prompts in the rollouts."
         )
     looked = f"compared by {same.basis} ({same.checked} of {same.shared} shared tasks)"
     if not same.different_count:

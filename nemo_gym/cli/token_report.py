@@ -30,7 +30,7 @@ class TokenReportConfig(BaseNeMoGymCLIConfig):
     most_breaks: int = Field(default=DEFAULT_MOST_BREAKS, ge=0)
     """How many breaks to show token by token. All of them are counted."""
     allow_missing: bool = False
-    """Accept a file in which no rollout has token ids. Without it, the exit code is then 1."""
+    """Accept a file in which no rollout has token ids. By default, the exit code for such a file is 1."""
     json_output: bool = False
     """Print one JSON object instead of text."""
     skip_bad_lines: bool = False
@@ -83,14 +83,14 @@ def _counts(found: TokenReport) -> Iterator[str]:
     yield f"Rollouts: {found.rollouts}, {found.rollouts_with_tokens} with token ids, {without}"
     if not found.turns:
         return
-    yield f"Turns: {found.turns}, {found.follow_up_turns} of them after an earlier turn; {_continuity(found)}"
+    yield f"Turns: {found.turns}; {found.follow_up_turns} follow an earlier turn{_continuity(found)}"
     if found.unchecked_turns:
         yield f"Not compared: {counted(found.unchecked_turns, 'turn')} next to token fields with a defect"
     masked = f", {found.masked_rollouts} masked by the environment" if found.masked_rollouts else ""
     yield (
-        f"Tokens: {found.prompt_tokens:,} in the last prompts, {found.generated_tokens:,} generated, "
-        f"{found.trainable_tokens:,} trainable (in {counted(found.trainable_rollouts, 'rollout')} without "
-        f"breaks and defects{masked})"
+        f"Tokens: {found.prompt_tokens:,} in the last prompt of each rollout, {found.generated_tokens:,} "
+        f"generated, {found.trainable_tokens:,} trainable (in {counted(found.trainable_rollouts, 'rollout')} "
+        f"without breaks or defects{masked})"
     )
     modes = ", ".join(f"{one_line(mode)} {count}" for mode, count in found.log_probs_modes.items())
     yield f"Log-probabilities (turns): {modes}"
@@ -101,11 +101,11 @@ def _counts(found: TokenReport) -> Iterator[str]:
 def _continuity(found: TokenReport) -> str:
     share = found.continuous_share
     if share is None:
-        return "no turns to compare"
+        return ""
     # Rounded down, so that 100 % means all.
     percent = math.floor(share * 1000) / 10
     text = f"{percent:.0f}" if percent in (0.0, 100.0) else f"{percent:.1f}"
-    return f"{text} % of those continue its tokens ({counted(found.break_count, 'break')})"
+    return f", and {text} % of these start with exactly its tokens ({counted(found.break_count, 'break')})"
 
 
 def _shown_breaks(found: TokenReport, options: TokenReportConfig) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _shown_breaks(found: TokenReport, options: TokenReportConfig) -> Iterator[st
 def _break_lines(one: Break) -> Iterator[str]:
     rollout = f"Line {one.line}" if one.key is None else f"Line {one.line}, rollout {one.key}"
     yield (
-        f"{rollout}, turn {one.turn}: differs from token {one.position} on "
+        f"{rollout}, turn {one.turn}: differs starting at token {one.position} "
         f"({one.seen_length} seen before, {one.prompt_length} in its prompt); likely cause: {one.cause}"
     )
     has_pieces = any(pair.seen_text is not None or pair.prompt_text is not None for pair in one.tokens)

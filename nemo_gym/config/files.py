@@ -80,5 +80,5 @@ def _not_found(path: str | Path, named_by: str, roots: Sequence[Path]) -> str:
     searched = "" if Path(path).expanduser().is_absolute() else f"; searched in{listed(map(str, roots))}\n"
     return (
         f"config path {str(path)!r}, named by {named_by}: no such file{searched or '; '}"
-        f"{hint} (more folders to search: NEMO_GYM_EXTRA_ROOTS)"
+        f"{hint} (to search more folders, set NEMO_GYM_EXTRA_ROOTS)"
     )

@@ -52,7 +52,7 @@ def _references(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, str]]
 def _line(ref: Reference, kinds: Mapping[str, str], origins: Origins) -> str:
     start = f"{ref.field}{defined_in(ref.server, origins)}: no server {ref.name!r} of kind {ref.kind}; "
     if ref.name in kinds:
-        return f"{start}{ref.name!r} exists, but in {kinds[ref.name]}; correct the `type`"
+        return f"{start}{ref.name!r} exists, but its kind is {kinds[ref.name]}; correct the `type`"
     same_kind = [name for name, kind in kinds.items() if kind == ref.kind]
     close = close_matches(ref.name, same_kind)
     if close:

@@ -114,4 +114,6 @@ class _Resolution:
             self._missing.setdefault(key, []).append(dotted(path))
         if not needs.keys and not needs.variables:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"{dotted(path)}: {text!r} cannot be resolved: {reason}") from error
+            raise ConfigError(
+                f"{dotted(path)}: {text!r} cannot be resolved: {reason}; correct the interpolation"
+            ) from error

@@ -58,7 +58,8 @@ def load_yaml(text: str, source: str) -> Any:
         raise ConfigSyntaxError(f"{source}:1:1: {' '.join(str(error).split())}; correct the YAML") from error
     except RecursionError as error:
         raise ConfigSyntaxError(
-            f"{source}:1:1: nested too deeply, or an alias inside its own anchor"
+            f"{source}:1:1: nested too deeply, or an alias inside its own anchor; flatten it, or "
+            "remove the alias"
         ) from error
     finally:
         loader.dispose()

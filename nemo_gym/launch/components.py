@@ -70,7 +70,7 @@ def component_error(instance: ServerInstance, file: Path, error: BaseException, 
         )
     return ComponentError(
         f"{instance.name}: {where} raised {type(error).__name__} while it was {stage}: {error}; "
-        f"fix it, or remove {instance.name} from config_paths"
+        f"fix the error, or remove the server {instance.name} from the configuration"
     )
 
 

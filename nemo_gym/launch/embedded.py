@@ -86,7 +86,9 @@ async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServ
             living.result()
         else:
             logger.warning(
-                "%s: the shutdown did not end within %g s; it is abandoned", instance.name, longest_s
+                "%s: did not shut down within %g s; continuing without waiting for it",
+                instance.name,
+                longest_s,
             )
             living.cancel()
 

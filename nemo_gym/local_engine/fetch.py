@@ -128,7 +128,7 @@ def _is_downloaded(url: str, part: Path, on_progress: Progress) -> bool:
         try:
             download(url, part, on_progress, ca_file=_ca_file())
             return True
-        except HTTPError:  # the address needs credentials, or is gone: pip may have a way
+        except HTTPError:  # the address needs credentials, or is gone: pip may still be able to download it
             part.unlink(missing_ok=True)
             return False
         except (OSError, HTTPException) as error:

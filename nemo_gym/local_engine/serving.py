@@ -133,7 +133,7 @@ class Serving:
     def _give_up(self, reason: str, last_output: str) -> None:
         settings = self.settings
         self._end(
-            f"{reason}; it is started again at most {settings.max_restarts} times in "
+            f"{reason}; it is not restarted, because the limit is {settings.max_restarts} restarts in "
             f"{settings.restart_window_s:g} s (max_restarts, restart_window_s). {last_output}"
         )
         logger.error("%s", self._end_reason)

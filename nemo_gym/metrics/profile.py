@@ -1,6 +1,6 @@
 """The reward profile of each task: rows and results, joined by key.
 
-Of a row, its position and key are kept, of a result its key and numbers; neither is kept itself. Invariant: a
+Only the position and key of a row, and the key and numbers of a result, are kept in memory. Invariant: a
 result in the profile has a row, occurs once, and was played by the agent of its task.
 """
 
@@ -50,8 +50,8 @@ class RewardProfileConfig(BaseNeMoGymCLIConfig):
     """The rollouts: the output of ng_collect_rollouts. The profile goes beside it, to
     `<stem>_reward_profiling.jsonl` and `<stem>_agent_metrics.json`."""
     allow_partial_rollouts: bool = False
-    """Also profile if some rows have no rollout yet. By default that is an error, so that no task is judged
-    silently by fewer rollouts than planned."""
+    """Profile even if some planned rollouts are missing. By default this is an error, so that no task is
+    profiled silently with fewer rollouts than planned."""
 
 
 class RewardProfiler:
@@ -170,7 +170,7 @@ class Join:
         return self._planned[~_are_among(self._planned, self._result_keys)]
 
     def of_other_agents(self) -> Places:
-        """The keys of results that name another agent than that of their task."""
+        """The keys of results that name an agent other than their task's."""
         found = []
         for number, keys in self._results.items():
             if number != _NO_AGENT:
@@ -336,7 +336,7 @@ def _key(record: Record, kind: str, place: int) -> Key:
     if key is None:
         raise InputError(
             f"{kind} {place} (counted from 0) has no valid key: {TASK_INDEX_KEY_NAME} and "
-            f"{ROLLOUT_INDEX_KEY_NAME} must be whole numbers from 0; "
+            f"{ROLLOUT_INDEX_KEY_NAME} must be whole numbers of at least 0; "
             f"got {_shown(record, TASK_INDEX_KEY_NAME)} and {_shown(record, ROLLOUT_INDEX_KEY_NAME)}"
         )
     return key
@@ -350,7 +350,7 @@ def _refuse_unjoined(join: Join, allow_partial: bool) -> None:
     _refuse(join.repeated_rows(), "with more than one row", "keep one row for each")
     _refuse(join.repeated_results(), "with more than one result", "keep one result for each")
     _refuse(join.without_row(), "with a result but no row", "pass the rows that the results come from")
-    _refuse(join.of_other_agents(), "of another agent than their task's", "use one agent per task")
+    _refuse(join.of_other_agents(), "by an agent other than their task's", "use one agent per task")
     if not allow_partial:
         advice = "collect them, or pass allow_partial_rollouts=True"
         _refuse(join.without_result(), "with a row but no result", advice)

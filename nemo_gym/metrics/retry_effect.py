@@ -1,4 +1,4 @@
-"""Whether rollouts that needed a retry have other rewards than those that succeeded at once.
+"""Whether rollouts that needed a retry have different rewards from those that succeeded at once.
 
 If they do, rollouts that fail differ from the rest, and the mean over the successful ones is biased.
 """

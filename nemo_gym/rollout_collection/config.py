@@ -21,7 +21,7 @@ def _no_flag(value: Any) -> Any:
 
 def _checked_repeats(value: Any) -> Any:
     """Refuse anything but numbers of repeats, always with the same message."""
-    allowed = "a whole number from 1 on, or one per agent: {my_agent: 4, _default: 1}"
+    allowed = "a whole number of at least 1, or one per agent: {my_agent: 4, _default: 1}"
     if isinstance(value, Mapping):
         for agent, count in value.items():
             if not isinstance(agent, str) or not _is_count(count):
@@ -66,9 +66,9 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     """Time, in seconds, that running rollouts get to finish after the first Ctrl-C or SIGTERM. A second one
     ends the run at once."""
     max_attempts: Positive = 6
-    """Attempts of a rollout that fails because of servers, endpoints or time limits. One that fails because
-    of its input is attempted twice per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS times (default 3) over all
-    runs."""
+    """Maximum number of attempts, in one run, of a rollout that fails because of servers, endpoints or time
+    limits. A rollout that fails because of its input gets two attempts per run, and
+    NEMO_GYM_MAX_ROLLOUT_ATTEMPTS (default 3) across all runs."""
     retry_backoff_s: NotNegative = 2.0
     """Delay before the second attempt, in seconds. It doubles for each later attempt, up to a minute. Each
     delay is shortened at random, by at most half."""
@@ -79,7 +79,7 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     """Where rollouts are played. local: in this process. processes: in worker processes that each host the
     servers."""
     num_workers: Positive | None = None
-    """Worker processes with executor=processes. null: one per core."""
+    """Number of worker processes; used only with executor=processes. null: one per core."""
     hosting: Literal["auto", "embedded", "served"] = "auto"
     """Which servers to use: those of a running ng_run (served), or new ones in this process (embedded). auto:
     served if a head server responds, else embedded."""
@@ -89,11 +89,11 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     allow_changed_inputs: bool = False
     """On resume, continue even if inputs, overrides, model or agent differ from the earlier run."""
     dry_run: bool = False
-    """Only print what would be run: counts, one materialized row, an estimate of tokens."""
+    """Only print what would be run: counts, one materialized input, an estimate of tokens."""
 
     @property
     def parallel(self) -> int:
-        """The most rollouts in flight."""
+        """Maximum number of rollouts in flight."""
         return DEFAULT_PARALLEL if self.num_samples_in_parallel is None else self.num_samples_in_parallel
 
 

@@ -61,7 +61,7 @@ class SessionPolicy:
     evicted_ids: int = 65_536
     """How many ids of dropped sessions are refused later; about 200 bytes each."""
     closed_ids: int = 8_192
-    """How many ids of closed sessions are refused later. Late requests come soon or not at all."""
+    """How many ids of closed sessions are refused later. Late requests usually arrive soon after it."""
     shutdown_s: float = 5.0
     """Time for the `close_session` of the sessions that are open when the server shuts down."""
 

@@ -153,8 +153,9 @@ def _nothing_sampled(full_result: dict[str, Any]) -> str:
     output = full_result["response"]["output"]
     kinds = [item.get("type", "?") if isinstance(item, dict) else type(item).__name__ for item in output]
     return (
-        f"no generation data: the prompt has {_prompt_length(full_result)}, the output {kinds or 'no items'} "
-        "without token ids; set return_token_id_information on the model server, and leave room to generate"
+        f"no generation data: the prompt has {_prompt_length(full_result)}, and the output items "
+        f"({', '.join(kinds) or 'none'}) have no token ids; set return_token_id_information: true on the "
+        "model server, and make sure that the prompt leaves room to generate"
     )
 
 

@@ -34,7 +34,7 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     """Fields set on every request to the endpoint, over those of the request."""
     openai_default_headers: dict[str, str] = Field(default_factory=dict, repr=False)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
-    """Most requests at the endpoint at once; None: as many as there are rollouts."""
+    """Maximum number of concurrent requests to the endpoint; None: as many as there are rollouts."""
     upstream_api: Literal["auto", "responses", "chat_completions"] = "auto"
     """Which API the endpoint has; requests of the other one are converted. auto: detected by calling it."""
     uses_reasoning_parser: bool = True
@@ -45,7 +45,7 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     request_timeout_s: float | None = Field(default=None, gt=0)
     """Longest time of one request to the endpoint, retries included; None: 3600 s, for long generations."""
     max_tries: int = Field(default=3, ge=1)
-    """Most calls for one request that fails; responses with status 429 are not counted."""
+    """Maximum number of calls for one request that fails; responses with status 429 are not counted."""
 
 
 class OpenAIModel(SimpleResponsesAPIModel):
@@ -58,7 +58,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
     # Cached properties, because pydantic looks private attributes up thirty times slower.
     @cached_property
     def endpoint(self) -> NeMoGymAsyncOpenAI:
-        """Its completions belong to the caller: another client in its place must not keep them."""
+        """Callers change its completions, so a client that replaces it must not keep references to them."""
         config = self.config
         return NeMoGymAsyncOpenAI(
             config.openai_base_url,

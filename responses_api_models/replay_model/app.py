@@ -97,7 +97,9 @@ class ReplayModel(SimpleResponsesAPIModel):
         if not call.is_recorded and not is_lenient:
             calls, key = len(call.rollout.turns), call.rollout.key
             raise HTTPException(
-                404, f"rollout {key} was recorded with {calls} model calls, but this request is one more"
+                404,
+                f"rollout {key} was recorded with {calls} model calls, and this is a further one; limit the "
+                "agent's steps, or set when_unknown: any",
             )
         response = call.response()
         delay_s = self._latency_s(call, response)

@@ -28,7 +28,7 @@ def test_full_disk_ends_the_run_without_loss_and_a_resume_completes_it(runs: Col
     assert 4 <= done < 12
     assert "cannot write results/rollouts.jsonl: File too large; free disk space" in collector.output
     assert (
-        f"The {done} rollouts recorded before are safe; continue with +resume_from_cache=true"
+        f"The {done} rollouts recorded so far are safe; continue with +resume_from_cache=true"
         in collector.output
     )
     assert "Traceback" not in collector.output

@@ -40,7 +40,7 @@ def test_floor_and_servers_send_the_same_requests_and_write_the_same_line() -> N
 
 
 @pytest.mark.parametrize("delay_ms", [0.0, 1.0])
-def test_endpoint_process_supports_tool_call_and_answer(delay_ms: float) -> None:
+def test_endpoint_process_supports_tool_call_and_final_message(delay_ms: float) -> None:
     with endpoint_process(delay_ms) as endpoint:
         line = played(floor_player, endpoint.base_url)
     types = [item["type"] for item in line["response"]["output"]]

@@ -125,7 +125,7 @@ def test_rollout_that_times_out_reports_what_it_was_doing(runs: CollectionRuns) 
     assert runs.check_ledger()["failed"] == {"timeout": 1}
     [failure] = runs.failures
     assert failure["error_type"] == "TimeoutError"
-    assert failure["error_message"].startswith("not finished after 0.5 s; it was ")
+    assert failure["error_message"].startswith("not finished after 0.5 s; last activity: ")
     assert failure["error_message"].endswith(" s in verification")
     behave(runs)
 

@@ -120,12 +120,12 @@ BAD_TEMPLATES = {
     "{{a}": "`}` is unmatched",
     "{a{b}}": "`{` is unmatched",
     "{}": "`{}` has no field name",
-    "{a.b}": "'{a.b}' is not only a field name",
-    "{a[0]}": "'{a[0]}' is not only a field name",
-    "{a:>5}": "'{a:>5}' is not only a field name",
-    "{a!r}": "'{a!r}' is not only a field name",
-    "{ a }": "'{ a }' is not only a field name",
-    "{ }": "'{ }' is not only a field name",
+    "{a.b}": "'{a.b}' contains more than a field name",
+    "{a[0]}": "'{a[0]}' contains more than a field name",
+    "{a:>5}": "'{a:>5}' contains more than a field name",
+    "{a!r}": "'{a!r}' contains more than a field name",
+    "{ a }": "'{ a }' contains more than a field name",
+    "{ }": "'{ }' contains more than a field name",
 }
 
 

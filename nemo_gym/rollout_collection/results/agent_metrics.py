@@ -140,7 +140,7 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
 
 
 async def _has_own_metrics(client: ServerClient, agent: str) -> bool:
-    """Whether the agent has more than the default metrics; one that does not say may have."""
+    """Whether the agent has more than the default metrics; True if it does not report that."""
     response = await client.get(agent, _PATH, timeout=_QUESTION_S)
     try:
         return not response.ok or await response.json() != {"own": False}

@@ -172,10 +172,10 @@ def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
         else:
             notice(f"Skipped {output}: it is the merged output itself.")
     if not shards:
-        others = f" (only {matches[0]}, which by its name does not contain rollouts)" if matches else ""
+        others = f" ({matches[0]} matches, but its name is not that of a rollouts file)" if matches else ""
         raise ConfigError(
-            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; pass the "
-            "shards, and an output_jsonl_fpath that is not one of them"
+            f"no rollouts files match input_glob {config.input_glob!r} in {Path.cwd()}{others}; set "
+            "input_glob to match the shards, and choose an output_jsonl_fpath that is not one of them"
         )
     notice("\n".join([f"Shards ({len(shards)}):", *(f"  {path}" for path in shards)]))
     return shards

@@ -146,7 +146,7 @@ class Shards:
         self.columns = defaultdict(Columns, {agent: intake.columns for agent, intake in intakes.items()})
 
     def repeated_lines(self, most: int) -> list[str]:
-        """Messages about keys that occur earlier in the same shard, at most so many."""
+        """Messages about keys that occur earlier in the same shard, at most this many."""
         texts = []
         for place, first in list(self.duplicates.repeated.items())[:most]:
             path, offset, earlier = self.paths[self._shard(place)], self._offsets[place], self._offsets[first]
@@ -227,10 +227,13 @@ class _OpenFiles:
         try:
             data = os.pread(self._descriptor(shard), length, start)
         except OSError as error:
-            raise InputError(f"{path}: cannot read it: {error.strerror}; aggregate again") from error
+            raise InputError(
+                f"{path}: cannot be read: {error.strerror}; check it, then run ng_aggregate_rollouts again"
+            ) from error
         if len(data) < length:
             raise InputError(
-                f"{path}: it became shorter while it was read; aggregate again when no run is writing it"
+                f"{path}: it became shorter while it was read; run ng_aggregate_rollouts again when no run "
+                "is writing it"
             )
         return data
 

@@ -134,7 +134,9 @@ class BatchingLoop:
 
     def _wait_until_idle(self) -> None:
         if threading.current_thread() is self._thread:
-            raise RuntimeError("the generating thread cannot wait for itself")
+            raise RuntimeError(
+                "this cannot wait in the generation thread, which does the work; call it from another thread"
+            )
         with self._changed:
             self._changed.wait_for(lambda: not self._is_busy)
 

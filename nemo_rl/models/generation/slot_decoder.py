@@ -121,7 +121,7 @@ class SlotDecoder:
         return len(tokens) - len(self._slots[row].tokens)
 
     def _copy_beginning(self, target: int, tokens: list[int]) -> None:
-        """Whatever another slot holds of `tokens` beyond what this one does."""
+        """Copy the longest prefix of `tokens` that a slot holds, if it is longer than the target's."""
         source = self._source(tokens)
         shared = self._shared(source, tokens)
         if shared > len(self._slots[target].tokens):

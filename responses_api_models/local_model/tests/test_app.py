@@ -306,7 +306,7 @@ def test_requests_fail_as_infrastructure_after_the_last_restart() -> None:
         assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
         assert response.headers["x-nemo-gym-failure-server"] == "policy_model"
         assert response.headers["x-nemo-gym-failure-status"] == "503"
-        assert "started again at most 0 times in 600 s (max_restarts" in asyncio.run(response.text())
+        assert "the limit is 0 restarts in 600 s (max_restarts" in asyncio.run(response.text())
 
 
 def test_tools_are_rejected_if_the_template_does_not_support_them() -> None:

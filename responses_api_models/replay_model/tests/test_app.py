@@ -117,7 +117,8 @@ def test_conversation_longer_than_the_recorded_one_is_rejected_or_ended(path: Pa
     assert response.status == 404
     assert (
         data(response)["detail"]
-        == "rollout 0:0 was recorded with 2 model calls, but this request is one more"
+        == "rollout 0:0 was recorded with 2 model calls, and this is a further one; limit the agent's steps, "
+        "or set when_unknown: any"
     )
     lenient = data(post(local_client(policy_model=hosted(path, when_unknown="any")), {"input": history}))
     assert lenient["incomplete_details"] == {"reason": "max_output_tokens"}

@@ -378,7 +378,7 @@ def test_different_prompt_for_the_same_rows_is_reported(a: Path, b: Path) -> Non
     inputs(b, ["p", "q!", "r!", "s"])
     (warning,) = compare_runs(a, b).warnings
     assert warning.startswith(
-        "2 of 4 shared tasks have another prompt in B but are otherwise the same: 1, 2; unless"
+        "2 of 4 shared tasks have a different prompt in B but are otherwise the same: 1, 2; unless"
     )
 
 

@@ -129,7 +129,7 @@ def test_different_tasks_with_the_same_indices_cause_a_warning(ng: Ng) -> None:
 
 def test_comparison_reports_if_tasks_could_not_be_checked(ng: Ng) -> None:
     Path("b_materialized_inputs.jsonl").unlink()
-    assert "Not checked whether the tasks are the same" in ng("compare", "a.jsonl", "b.jsonl").out
+    assert "Could not check that the tasks are the same" in ng("compare", "a.jsonl", "b.jsonl").out
 
 
 def test_significant_fields_are_marked_if_many_are_compared(ng: Ng) -> None:

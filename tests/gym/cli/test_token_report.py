@@ -31,8 +31,9 @@ def test_file_without_errors_is_reported_as_valid(ng: Ng) -> None:
     assert done.out.splitlines() == [
         "rollouts.jsonl",
         "Rollouts: 2, 2 with token ids, 0 without",
-        "Turns: 4, 2 of them after an earlier turn; 100 % of those continue its tokens (0 breaks)",
-        "Tokens: 8 in the last prompts, 4 generated, 4 trainable (in 2 rollouts without breaks and defects)",
+        "Turns: 4; 2 follow an earlier turn, and 100 % of these start with exactly its tokens (0 breaks)",
+        "Tokens: 8 in the last prompt of each rollout, 4 generated, 4 trainable "
+        "(in 2 rollouts without breaks or defects)",
         "Log-probabilities (turns): unknown 4",
         "",
         "All tokens can be used for training.",
@@ -45,8 +46,9 @@ def test_a_break_is_shown_token_by_token(ng: Ng, rollouts: Path) -> None:
     assert (done.code, done.err) == (1, "")
     assert done.out.splitlines()[1:] == [
         "Rollouts: 2, 2 with token ids, 0 without",
-        "Turns: 4, 2 of them after an earlier turn; 50.0 % of those continue its tokens (1 break)",
-        "Tokens: 47 in the last prompts, 8 generated, 2 trainable (in 1 rollout without breaks and defects)",
+        "Turns: 4; 2 follow an earlier turn, and 50.0 % of these start with exactly its tokens (1 break)",
+        "Tokens: 47 in the last prompt of each rollout, 8 generated, 2 trainable "
+        "(in 1 rollout without breaks or defects)",
         "Log-probabilities (turns): unknown 4",
         "",
         "Breaks by likely cause:",
@@ -54,7 +56,7 @@ def test_a_break_is_shown_token_by_token(ng: Ng, rollouts: Path) -> None:
         "──────────────────────────────────────────────────────────────────────────────────────────",
         "history_shorter  1      part of the history is missing: dropped, or cut to fit the context",
         "",
-        "Line 2, rollout 7:0, turn 2: differs from token 41 on (45 seen before, 43 in its prompt); "
+        "Line 2, rollout 7:0, turn 2: differs starting at token 41 (45 seen before, 43 in its prompt); "
         "likely cause: history_shorter",
         "position  seen  prompt",
         "─────────────────────────",
@@ -122,7 +124,7 @@ def test_rollouts_without_keys_are_named_by_their_line(ng: Ng, rollouts: Path) -
     write(rollouts, [{"response": {"output": output}} for output in (BROKEN, bad)])
     done = ng("token_report", "rollouts.jsonl")
     assert (done.code, done.err) == (1, "")
-    assert "\nLine 1, turn 2: differs from token 41 on (" in done.out
+    assert "\nLine 1, turn 2: differs starting at token 41 (" in done.out
     assert "  line 2 output[0]\n" in done.out
     data = json.loads(ng("token_report", "rollouts.jsonl", "--json").out)
     assert data["breaks"][0]["key"] is None
@@ -134,7 +136,7 @@ def test_turns_that_cannot_be_compared_and_masked_rollouts_are_reported(ng: Ng, 
     write(rollouts, [record(output), record(GOOD, 1, mask_sample=True)])
     out = ng("token_report", "rollouts.jsonl").out
     assert "Not compared: 1 turn next to token fields with a defect" in out
-    assert "(in 0 rollouts without breaks and defects, 1 masked by the environment)" in out
+    assert "(in 0 rollouts without breaks or defects, 1 masked by the environment)" in out
 
 
 def test_different_kinds_of_log_probabilities_cause_a_warning(ng: Ng, rollouts: Path) -> None:
@@ -175,7 +177,7 @@ def test_rollouts_without_token_ids_are_reported(ng: Ng, rollouts: Path) -> None
 
 def test_one_break_in_many_turns_is_never_rounded_to_all(ng: Ng, rollouts: Path) -> None:
     write(rollouts, [record(BROKEN), *(record(GOOD, task) for task in range(1, 2001))])
-    assert "99.9 % of those" in ng("token_report", "rollouts.jsonl").out
+    assert "99.9 % of these" in ng("token_report", "rollouts.jsonl").out
 
 
 def test_json_is_one_object_and_nothing_else(ng: Ng, rollouts: Path) -> None:

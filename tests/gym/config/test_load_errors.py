@@ -33,7 +33,7 @@ def test_error_names_file_and_key(write: Write, load: Load, text: str, key: str)
     assert caught.value.exit_code == 2
 
 
-def test_key_that_a_file_defines_is_nobodys_misspelling(write: Write, load: Load) -> None:
+def test_key_defined_in_a_file_is_never_reported_as_misspelt(write: Write, load: Load) -> None:
     write("a.yaml", "default_hots: 1")
     config = load("+config_paths=a.yaml", "+mine=2", "+default_hots=3")
     assert "default_hots" in config.known_keys

@@ -143,7 +143,7 @@ def test_broken_references_are_in_one_error_with_field_name_and_close_matches(
         f"\n  {agent}.resources_server{where}: no server 'policy_model' of kind resources_servers; "
         in message
     )
-    assert "'policy_model' exists, but in responses_api_models; correct the `type`" in message
+    assert "'policy_model' exists, but its kind is responses_api_models; correct the `type`" in message
     assert f"\n  {agent}.judges.0{where}: no server 'zzz' of kind resources_servers; known: calc" in message
     assert (
         f"calculator.solver{where}: no server 'nobody' of kind responses_api_agents; known: calc_agent"

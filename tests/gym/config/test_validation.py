@@ -84,7 +84,7 @@ def test_only_near_misses_of_the_command_line_count() -> None:
     assert validate_fields(Command, overrides.values, overrides.texts, known={"num_repeat"}).num_repeats == 1
 
 
-def test_server_instance_is_nobodys_near_miss() -> None:
+def test_server_instance_is_never_reported_as_misspelt() -> None:
     data = {"output_jsonl_fpath": "x", "agent_names": {"responses_api_agents": {"simple_agent": {}}}}
     assert validate_fields(Command, data, {"agent_names.responses_api_agents.simple_agent.max_steps": "3"})
 

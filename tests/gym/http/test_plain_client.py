@@ -57,7 +57,7 @@ def played(
     ],
     ids=["length", "chunks", "until closed", "100 first", "error", "gzip", "deflate", "empty gzip"],
 )
-def test_every_form_of_answer_is_recognized(reply: bytes, status: int, body: bytes) -> None:
+def test_every_form_of_response_is_recognized(reply: bytes, status: int, body: bytes) -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         got = await post(pool, server)
         assert (got.status, got.body) == (status, body)

@@ -150,11 +150,11 @@ def test_partial_tasks_report_their_completion() -> None:
         ([row(0, 0), row(0, 3)], [result(0, 0)], ["1 rollout with a row but no result: 0:3;", "=True"]),
         ([row(0, 0)] * 2, [result(0, 0)], ["1 rollout with more than one row: 0:0;"]),
         ([row(0, 0)], [result(0, 0)] * 3, ["1 rollout with more than one result: 0:0;"]),
-        ([row(0, 0)], [result(0, 0, agent_ref={"name": "b"})], ["1 rollout of another agent", ": 0:0;"]),
+        ([row(0, 0)], [result(0, 0, agent_ref={"name": "b"})], ["1 rollout by an agent other", ": 0:0;"]),
         (
             [row(5, 0, agent_ref=None), row(5, 1, agent_ref=None)],
             [result(5, 1, agent_ref={"name": "b"}), result(5, 0)],
-            ["another agent than their task's: 5:1;"],
+            ["an agent other than their task's: 5:1;"],
         ),
         ([{"question": 1}], [], ["row 0 (counted from 0) has no valid key", "got none and none"]),
         ([row(0, 0)], [result(0, 0), result(True, 0)], ["result 1 (counted from 0) has no", "True and 0"]),
