@@ -139,7 +139,7 @@ def test_one_package_reads_the_environment_and_one_sends_http(file: Path) -> Non
 COLLECTION_LAYERS = [
     {"config", "outcome"},
     {"recording"},
-    {"servers"},
+    {"run_servers"},
     {"planning"},
     {"execution"},
     {"results"},

@@ -22,7 +22,7 @@ from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.end_report import RESUME_HINT, report, report_data
 from nemo_gym.rollout_collection.display.screen import Display
-from nemo_gym.rollout_collection.servers import choose_servers, servers_in_sight
+from nemo_gym.rollout_collection.run_servers import choose_servers, servers_in_sight
 
 _LEAVE_S = 2.0
 """How long the process waits for code of environments that is still running when the work is done."""

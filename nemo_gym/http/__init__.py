@@ -2,6 +2,13 @@
 
 from nemo_gym.http.blocking_get import fetch_text
 from nemo_gym.http.call import Call, parse_call
+from nemo_gym.http.clients import (
+    GlobalAIOHTTPAsyncClientConfig,
+    get_global_aiohttp_client,
+    http_transport,
+    is_global_aiohttp_client_setup,
+    set_global_aiohttp_client,
+)
 from nemo_gym.http.response import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
@@ -25,13 +32,6 @@ from nemo_gym.http.retries import (
     RetryPolicy,
     retry_after_s,
     send_with_retries,
-)
-from nemo_gym.http.session import (
-    GlobalAIOHTTPAsyncClientConfig,
-    get_global_aiohttp_client,
-    http_transport,
-    is_global_aiohttp_client_setup,
-    set_global_aiohttp_client,
 )
 from nemo_gym.http.transport import Transport
 from nemo_gym.http.url_request import request

@@ -35,7 +35,7 @@ from nemo_gym.rollout_collection.results.run_metrics import (
     write_run_metrics,
 )
 from nemo_gym.rollout_collection.results.tracking import tracker_config
-from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import one_line
 from nemo_gym.trackers import warn_early
 

@@ -29,7 +29,7 @@ from nemo_gym.rollout_collection.planning.materialize import materialized_rows
 from nemo_gym.rollout_collection.planning.remaining import read_plan, remaining_work
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
-from nemo_gym.rollout_collection.servers import Servers, served_by, setup_client
+from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 Row = dict[str, Any]

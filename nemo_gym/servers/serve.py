@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.config import ServerInstance
 from nemo_gym.errors import PortInUseError
-from nemo_gym.servers.activities import Activities
+from nemo_gym.servers.activity_report import Activities
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.undocumented.uvicorn_internals import serving

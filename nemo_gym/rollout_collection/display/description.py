@@ -3,7 +3,7 @@
 from nemo_gym.config import mask_secrets
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.execution.executor_table import ExecutorKind
-from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.run_servers import Servers
 
 
 def described(config: RolloutCollectionConfig, executor: ExecutorKind, servers: Servers) -> list[str]:

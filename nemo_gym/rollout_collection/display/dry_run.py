@@ -19,7 +19,7 @@ from nemo_gym.rollout_collection.planning.prepare import (
 )
 from nemo_gym.rollout_collection.planning.preview import ResumePreview
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
-from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
 
 _NOT_CHECKED = "The agents were not checked: no servers are configured, and no head server responds."

@@ -22,7 +22,7 @@ from nemo_gym.rollout_collection.execution.local import LocalExecutor
 from nemo_gym.rollout_collection.execution.pool import PoolPolicy, WorkerPool, shares_of
 from nemo_gym.rollout_collection.execution.socket_link import start_worker_process
 from nemo_gym.rollout_collection.execution.worker import WorkerSetup
-from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.run_servers import Servers
 
 _LONGEST_BACKOFF_S = 60.0
 _RETRY_TOTAL_S = 24 * 3600.0

@@ -30,7 +30,7 @@ from nemo_gym.rollout_collection.planning.remaining import (
 from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
 from nemo_gym.rollout_collection.recording.scan import Found, recover_output
-from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import counted
 
 Note = Callable[[str], None]

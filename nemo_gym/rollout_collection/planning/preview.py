@@ -11,7 +11,7 @@ from nemo_gym.rollout_collection.planning.prepare import missing_to_resume
 from nemo_gym.rollout_collection.planning.remaining import WorkCount, packed_key_of
 from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.recording.recovery import read_failures, read_keyed
-from nemo_gym.rollout_collection.servers import Servers
+from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import counted
 
 

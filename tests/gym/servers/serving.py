@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from nemo_gym.client import ServerClient, session_cookie_name
 from nemo_gym.http import ClientResponse
-from nemo_gym.servers.activities import Activities
+from nemo_gym.servers.activity_report import Activities
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import Startup, uvicorn_config
 from nemo_gym.servers.session_middleware import add_sessions

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from nemo_gym.activity import ROLLOUT_HEADER, Activity, EndpointLimits, current_activity
-from nemo_gym.servers.activities import Activities
+from nemo_gym.servers.activity_report import Activities
 from nemo_gym.types import ACTIVITY_PATH
 
 ENDPOINT = "http://host:8000/v1/responses"

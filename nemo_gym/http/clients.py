@@ -136,6 +136,10 @@ def enable_plain_client(is_enabled: bool) -> None:
     _shared.is_plain_enabled = is_enabled
 
 
+def is_plain_enabled() -> bool:
+    return _shared.is_plain_enabled
+
+
 @contextmanager
 def plain_client_enabled(is_enabled: bool) -> Iterator[None]:
     """Like `enable_plain_client`, while the context is open."""

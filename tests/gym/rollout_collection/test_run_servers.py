@@ -1,0 +1,36 @@
+"""The client of the servers that a run uses."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from nemo_gym.client import ServerClient, current_client
+from nemo_gym.http.clients import is_plain_enabled, plain_client_enabled
+from nemo_gym.rollout_collection.run_servers import setup_client
+
+
+@pytest.fixture(autouse=True)
+def setting_restored() -> Iterator[None]:
+    with plain_client_enabled(True):
+        yield
+
+
+def plain_client_is_used(*, of_command: bool = True, **settings: bool) -> bool:
+    token = current_client.set(ServerClient(global_config_dict=settings))
+    try:
+        setup_client(None, of_command)
+    finally:
+        current_client.reset(token)
+    return is_plain_enabled()
+
+
+def test_plain_client_is_off_if_the_command_or_the_servers_switch_it_off() -> None:
+    assert plain_client_is_used()
+    assert not plain_client_is_used(plain_http_client=False)
+    assert not plain_client_is_used(of_command=False)
+    assert not plain_client_is_used(of_command=False, plain_http_client=True)
+
+
+def test_plain_client_is_used_again_after_a_run_that_switched_it_off() -> None:
+    assert not plain_client_is_used(plain_http_client=False)
+    assert plain_client_is_used(plain_http_client=True)
