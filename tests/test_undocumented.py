@@ -39,7 +39,7 @@ SOURCES = sorted(
 )
 FORCED_RUNS = {
     "all": [
-        "tests/gym/servers/test_direct_endpoint.py",
+        "tests/gym/servers/test_direct_route.py",
         "tests/gym/servers/test_sessions.py",
         "tests/gym/servers/test_close_session.py",
         "tests/gym/servers/test_run_sessions.py",

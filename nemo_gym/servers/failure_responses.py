@@ -46,7 +46,7 @@ class Failures:
     secrets: frozenset[str] = frozenset()
 
     async def respond_to(self, error: Failed, request: Request) -> Response:
-        """The response to a request whose endpoint raised: from the application's own handler, if any."""
+        """The response to a request whose route raised: from the application's own handler, if any."""
         if isinstance(error, SessionEndedError):
             cause = _cause(self.server_name, 410, error.kind)
             return Response(encode_json({"detail": str(error)}), 410, cause, "application/json")
@@ -64,7 +64,7 @@ class Failures:
         return response
 
     def add_cause(self, headers: MutableHeaders, status: int) -> None:
-        """Add the cause to an error response whose status an endpoint chose itself."""
+        """Add the cause to an error response whose status a route chose itself."""
         if status >= 400 and FAILURE_KIND_HEADER not in headers:
             headers.update(_cause(self.server_name, status, kind_of_status(status, Boundary.SERVER_CODE)))
 

@@ -1,7 +1,7 @@
 """A hosted server: one object for both sides of a transport.
 
 Over HTTP it is the ASGI application that uvicorn serves; in this process it is the transport of the client.
-Either way, simple endpoints are called directly and other requests go through the FastAPI application of the
+Either way, simple routes are called directly and other requests go through the FastAPI application of the
 server, so the response is the same.
 """
 
@@ -23,10 +23,10 @@ from nemo_gym.servers.asgi import (
     receive_body,
     send_reply,
 )
-from nemo_gym.servers.direct_endpoint import (
-    Endpoint,
+from nemo_gym.servers.direct_route import (
+    DirectRoute,
     NotDirectError,
-    compile_endpoints,
+    compile_routes,
     is_direct_supported,
 )
 from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
@@ -53,23 +53,23 @@ class HostedServer(HostedApp):
         self.sessions.log_error = self.failures.log
         # If the environment adds middleware, every request must go through it.
         self._is_direct = sessions is not None and middleware_count(app) == 1
-        self._endpoints = compile_endpoints(app) if self._is_direct else {}
+        self._routes = compile_routes(app) if self._is_direct else {}
         if not is_direct_supported():
             build_schemas(app)
         self._runs = sessions.runs if sessions is not None else None
-        self._run_endpoint = self._endpoints.get(("POST", RUN_PATH))
+        self._run_route = self._routes.get(("POST", RUN_PATH))
         app.add_middleware(FailureMiddleware, failures=self.failures)
 
     def send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
         """Respond to a caller in this process. Implements `http.transport.Transport`."""
-        endpoint = None if call.query else self._endpoints.get((call.method, call.path))
-        if endpoint is not None and (endpoint.body_field is None or call.is_json):
+        route = None if call.query else self._routes.get((call.method, call.path))
+        if route is not None and (route.body_field is None or call.is_json):
             try:
-                arguments = endpoint.arguments(call.body)
+                arguments = route.arguments(call.body)
             except NotDirectError:
                 pass
             else:
-                return self._respond(endpoint, arguments, LocalRequest(self, call))
+                return self._respond(route, arguments, LocalRequest(self, call))
         if self._is_direct and is_close_session(call.method, call.path):
             return self._close_session(call)
         return self._send_through_app(call)
@@ -86,44 +86,44 @@ class HostedServer(HostedApp):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a caller over HTTP."""
-        endpoint = None
+        route = None
         if scope["type"] == "http" and not scope["query_string"]:
-            endpoint = self._endpoints.get((scope["method"], scope["path"]))
-        if endpoint is None or (endpoint.body_field is not None and not is_json(scope)):
+            route = self._routes.get((scope["method"], scope["path"]))
+        if route is None or (route.body_field is not None and not is_json(scope)):
             await self.app(scope, receive, send)
             return
         body = await read_body(receive)
         if body is None:
             return
         try:
-            arguments = endpoint.arguments(body)
+            arguments = route.arguments(body)
         except NotDirectError:
             await self.app(scope, receive_body(body, receive), send)
             return
         scope["app"] = self.app
         request = HttpRequest(self, scope, body, receive, send)
-        await send_reply(send, await self._respond(endpoint, arguments, request))
+        await send_reply(send, await self._respond(route, arguments, request))
 
-    async def _respond(self, endpoint: Endpoint, arguments: dict[str, Any], request: HostedRequest[R]) -> R:
-        """Call the endpoint; its result or its exception becomes a response."""
+    async def _respond(self, route: DirectRoute, arguments: dict[str, Any], request: HostedRequest[R]) -> R:
+        """Call the route; its result or its exception becomes a response."""
         if self._runs is not None:
-            request.agent_request = self._runs.begin(request.cookies(), closes=endpoint is self._run_endpoint)
+            request.agent_request = self._runs.begin(request.cookies(), closes=route is self._run_route)
         reply: Reply
         try:
             if request.ended is not None:
                 raise request.ended
-            if endpoint.request_parameter is not None:
-                arguments[endpoint.request_parameter] = request.build()
-            carrier = endpoint.carrier(arguments) if endpoint.response_parameter is not None else None
-            value = await endpoint.invoke(arguments)
+            if route.request_parameter is not None:
+                arguments[route.request_parameter] = request.build()
+            carrier = route.carrier(arguments) if route.response_parameter is not None else None
+            value = await route.invoke(arguments)
             if isinstance(value, Response):
                 self.failures.add_cause(value.headers, value.status_code)
                 reply = await request.send(value)
             elif carrier is None:
-                reply = endpoint.status, [_JSON, *request.session_headers()], request.encode(endpoint, value)
+                reply = route.status, [_JSON, *request.session_headers()], request.encode(route, value)
             else:
-                status = carrier.status_code or endpoint.status
-                body = endpoint.encode(value, status)
+                status = carrier.status_code or route.status
+                body = route.encode(value, status)
                 self.failures.add_cause(carrier.headers, status)
                 reply = status, [_JSON, *carrier.headers.items(), *request.session_headers()], body
         except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response

@@ -1,6 +1,6 @@
-"""Requests to a direct endpoint: one class per transport.
+"""Requests to a direct route: one class per transport.
 
-A request opens its session and builds its `Request` object only if the endpoint uses them.
+A request opens its session and builds its `Request` object only if the route uses them.
 """
 
 from http.cookies import Morsel
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from nemo_gym.http import Call, ClientResponse, Cookies
 from nemo_gym.servers.asgi import Collector, Reply, adding_headers, cookies_of, local_scope, receive_body
-from nemo_gym.servers.direct_endpoint import DataResponse, Endpoint, ResponseData
+from nemo_gym.servers.direct_route import DataResponse, DirectRoute, ResponseData
 from nemo_gym.servers.hosted_app import HostedApp
 from nemo_gym.servers.run_sessions import AgentRequest
 from nemo_gym.servers.sessions import Session, SessionEndedError
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class HostedRequest(Generic[R]):
-    """A request to an endpoint; its subclasses return the response in the form of their transport."""
+    """A request to a route; its subclasses return the response in the form of their transport."""
 
     __slots__ = ("_server", "_session", "agent_request", "ended", "session_id")
 
@@ -65,9 +65,9 @@ class HostedRequest(Generic[R]):
     def respond(self, reply: Reply) -> R:
         raise NotImplementedError
 
-    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
+    def encode(self, route: DirectRoute, value: Any) -> bytes:
         """The body of the response."""
-        return endpoint.encode(value, endpoint.status)
+        return route.encode(value, route.status)
 
     async def send(self, response: Response) -> Reply:
         """Send a response object. A failure of its background task does not change the response."""
@@ -95,12 +95,12 @@ class LocalRequest(HostedRequest[ClientResponse]):
         super().__init__(server, call.cookies.get(server.sessions.cookie_name), call.path)
         self._call = call
         self._data: ResponseData | None = None
-        """The response of an endpoint on plain data; its body is not written yet."""
+        """The response of a route on plain data; its body is not written yet."""
 
-    def encode(self, endpoint: Endpoint, value: Any) -> bytes:
-        if endpoint.response_data is None or type(value) is not dict:
-            return super().encode(endpoint, value)
-        self._data = ResponseData(endpoint, value, endpoint.shape_data(value))
+    def encode(self, route: DirectRoute, value: Any) -> bytes:
+        if route.response_data is None or type(value) is not dict:
+            return super().encode(route, value)
+        self._data = ResponseData(route, value, route.shape_data(value))
         return b""
 
     def respond(self, reply: Reply) -> ClientResponse:

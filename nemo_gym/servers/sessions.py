@@ -1,9 +1,9 @@
 """Sessions: one dictionary per caller, kept on the server and found by the id in a cookie.
 
-Invariants: two callers never see each other's session. What an endpoint writes into its session is available
+Invariants: two callers never see each other's session. What a route writes into its session is available
 to the caller's next request. A session in use is never dropped. A dropped or closed session does not come
 back empty: its id is refused. A session that contains only its id uses no memory between requests. Exception:
-a server that defines `close_session` keeps every session that an endpoint has used until the session ends.
+a server that defines `close_session` keeps every session that a route has used until the session ends.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Session(dict[str, Any]):
-    """The value of `request.session`. It keeps its id even if an endpoint clears the dictionary."""
+    """The value of `request.session`. It keeps its id even if a route clears the dictionary."""
 
     __slots__ = ("id", "requests", "unused")
 

@@ -2,7 +2,7 @@
 
 Undocumented: `APIRoute.dependant`, `APIRoute.response_field`, `APIRoute._embed_body_fields`,
 `ModelField._type_adapter`, `DefaultPlaceholder`. With them a simple route is called without its application,
-at a fraction of the cost. If the probe fails, no endpoint is direct: the application handles every request.
+at a fraction of the cost. If the probe fails, no route is direct: the application handles every request.
 """
 
 import inspect

@@ -3,9 +3,9 @@
 Undocumented APIs, and the documented ones that replace them if the probe fails:
 
 - `starlette.requests.cookie_parser`: `Request.cookies`.
-- `Starlette.user_middleware`: no replacement; `middleware_count` is then None and no endpoint is direct.
+- `Starlette.user_middleware`: no replacement; `middleware_count` is then None and no route is direct.
 - `Router.lifespan_context`: the lifespan messages of ASGI.
-- `BaseRoute.matches`, `Response.raw_headers`: used by direct endpoints only.
+- `BaseRoute.matches`, `Response.raw_headers`: used by direct routes only.
 """
 
 import asyncio

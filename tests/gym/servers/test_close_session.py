@@ -21,7 +21,7 @@ from nemo_gym.client import ServerClient
 from nemo_gym.errors import ComponentError
 from nemo_gym.http import ServerCallError
 from nemo_gym.server_utils import SESSION_ID_KEY
-from nemo_gym.servers.direct_endpoint import is_direct_supported
+from nemo_gym.servers.direct_route import is_direct_supported
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.session_middleware import add_sessions
 from nemo_gym.servers.sessions import SessionPolicy, SessionStore

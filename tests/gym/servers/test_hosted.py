@@ -202,7 +202,7 @@ def test_thousand_concurrent_calls_get_their_own_responses() -> None:
     assert asyncio.run(run()) == [{"n": number} for number in range(1000)]
 
 
-def test_cancelled_caller_cancels_the_endpoint_and_leaves_no_session_in_use() -> None:
+def test_cancelled_caller_cancels_the_route_and_leaves_no_session_in_use() -> None:
     app = new_app()
     started, cancelled = asyncio.Event(), asyncio.Event()
 

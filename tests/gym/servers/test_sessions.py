@@ -82,7 +82,7 @@ def test_session_content_is_kept_for_the_next_request_on_both_transports() -> No
     assert (notes["a"], notes["b"]) == (1, [2])
 
 
-def test_session_that_an_endpoint_clears_keeps_its_id() -> None:
+def test_session_that_a_route_clears_keeps_its_id() -> None:
     async def run() -> tuple[Any, Any]:
         caller = Caller(local_client(it=HostedServer("it", note_app())))
         before = await caller.post("/put", {"a": 1})
@@ -247,7 +247,7 @@ def test_cookie_of_another_server_is_ignored() -> None:
     assert store.cookie_in(f"x=1; ng_session_a={ID}; y=2") == ID
 
 
-def test_endpoint_without_session_use_opens_no_session() -> None:
+def test_route_without_session_use_opens_no_session() -> None:
     async def run() -> None:
         server = HostedServer("it", note_app())
         client = local_client(it=server)
@@ -259,13 +259,13 @@ def test_endpoint_without_session_use_opens_no_session() -> None:
     asyncio.run(run())
 
 
-def test_session_with_content_is_in_use_during_any_endpoint() -> None:
+def test_session_with_content_is_in_use_during_any_route() -> None:
     async def run() -> None:
         server = HostedServer("it", note_app())
         caller = Caller(local_client(it=server))
         await caller.post("/put", {"a": 1})
         pending = asyncio.create_task(caller.post("/slowly", {}))
-        for _ in range(100):  # iterations of the event loop until the endpoint runs
+        for _ in range(100):  # iterations of the event loop until the route runs
             await asyncio.sleep(0)
             if server.sessions._in_use:
                 break

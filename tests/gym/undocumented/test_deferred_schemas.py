@@ -1,4 +1,4 @@
-"""Without direct endpoints, schemas whose build is deferred are built before the first request."""
+"""Without direct routes, schemas whose build is deferred are built before the first request."""
 
 import asyncio
 from collections.abc import Callable

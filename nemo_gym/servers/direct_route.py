@@ -1,9 +1,9 @@
-"""Endpoints that can be called without their ASGI application.
+"""Routes that can be called without their ASGI application.
 
 Nearly every route takes a body model, perhaps a `Request` or a `Response`, and returns data. Such a route is
 compiled once: validate the body with FastAPI's field, call the function, validate the result with FastAPI's
 response field. The application handles everything else (an invalid body, streaming), so those responses are
-FastAPI's own. An endpoint on plain data (`takes_data`) gets its body without a model. A caller in this
+FastAPI's own. A route on plain data (`takes_data`) gets its body without a model. A caller in this
 process gets its response as data too; it is written as JSON only if the caller reads the bytes.
 """
 
@@ -43,7 +43,7 @@ class NotDirectError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class DirectRoute:
     """One route, compiled for direct calls."""
 
     function: Callable[..., Any]
@@ -55,12 +55,12 @@ class Endpoint:
     dump_options: dict[str, Any]
     status: int
     body_data: DataValidator | None
-    """Validates the body of an endpoint on plain data."""
+    """Validates the body of a route on plain data."""
     response_data: DataValidator | None
     """Validates its response, for a caller in this process."""
 
     def arguments(self, body: bytes) -> dict[str, Any]:
-        """The endpoint's arguments from the body of a request."""
+        """The function's arguments from the body of a request."""
         field = self.body_field
         if field is None:
             return {}
@@ -80,20 +80,20 @@ class Endpoint:
         """The response object for headers and cookies, which is added to the arguments."""
         assert self.response_parameter is not None
         carrier = Response()
-        carrier.status_code = 0  # an endpoint may set a status other than its route's
+        carrier.status_code = 0  # the function may set a status other than the route's
         del carrier.headers["content-length"]
         arguments[self.response_parameter] = carrier
         return carrier
 
     def invoke(self, arguments: dict[str, Any]) -> Awaitable[Any]:
-        """Run the endpoint; its result is a response object or data to encode."""
+        """Call the function; its result is a response object or data to encode."""
         if self.is_coroutine:
             called: Awaitable[Any] = self.function(**arguments)
             return called
         return run_in_threadpool(self.function, **arguments)
 
     def encode(self, value: Any, status: int) -> bytes:
-        """The result of the endpoint as JSON."""
+        """The result of the function as JSON."""
         body = self._shaped(value)
         return body if may_have_body(status) else b""
 
@@ -103,14 +103,14 @@ class Endpoint:
         return self.written(self.shape(value))
 
     def shape(self, value: Any) -> Any:
-        """The result of the endpoint, validated by the response model of the route."""
+        """The result of the function, validated by the response model of the route."""
         try:
             return validated(self.response_field, value)
         except ValidationError as invalid:
             raise _response_error(invalid, value) from None
 
     def shape_data(self, value: dict[str, Any]) -> Any:
-        """Like `shape`, as plain data, for an endpoint on plain data."""
+        """Like `shape`, as plain data, for a route on plain data."""
         assert self.response_data is not None
         try:
             return self.response_data.validate_python(value)
@@ -124,9 +124,9 @@ class Endpoint:
 
 
 class ResponseData(NamedTuple):
-    """The result of an endpoint on plain data, and the output of `shape_data` for it."""
+    """The result of a route on plain data, and the output of `shape_data` for it."""
 
-    endpoint: Endpoint
+    route: DirectRoute
     value: dict[str, Any]
     data: Any
 
@@ -137,15 +137,15 @@ class DataResponse(ClientResponse):
     If a caller calls `json` twice, both results share token lists and the parts that no model declares.
     """
 
-    __slots__ = ("_data", "_endpoint", "_value")
+    __slots__ = ("_data", "_route", "_value")
 
     def __init__(self, result: ResponseData, headers: Headers, method: str, url: str) -> None:
-        super().__init__(result.endpoint.status, headers, b"", method=method, url=url)
-        self._endpoint, self._value, self._data = result
+        super().__init__(result.route.status, headers, b"", method=method, url=url)
+        self._route, self._value, self._data = result
 
     async def json(self, **_: Any) -> Any:
         data, self._data = self._data, None  # the caller may change it
-        return self._endpoint.shape_data(self._value) if data is None else data
+        return self._route.shape_data(self._value) if data is None else data
 
     @property
     def body(self) -> bytes:
@@ -166,7 +166,7 @@ class DataResponse(ClientResponse):
 
     def _write(self) -> None:
         if not self._body:
-            self._body = self._endpoint.written(self._endpoint.shape(self._value))
+            self._body = self._route.written(self._route.shape(self._value))
 
 
 def _response_error(invalid: ValidationError, value: Any) -> ResponseValidationError:
@@ -179,17 +179,17 @@ def is_direct_supported() -> bool:
     return fastapi_internals.probe.passed and starlette_internals.probe.passed
 
 
-def compile_endpoints(app: FastAPI) -> dict[tuple[str, str], Endpoint]:
+def compile_routes(app: FastAPI) -> dict[tuple[str, str], DirectRoute]:
     """Every (method, path) of the application that can be called directly."""
     if not is_direct_supported():
         return {}
-    endpoints = {}
+    routes = {}
     for route in app.router.routes:
         if isinstance(route, APIRoute) and is_simple(route):
             for method in route.methods or ():
                 if first_match(app, method, route.path) is route:
-                    endpoints[method, route.path] = _compile(route)
-    return endpoints
+                    routes[method, route.path] = _compile(route)
+    return routes
 
 
 def _dump_options(route: APIRoute) -> dict[str, Any]:
@@ -216,9 +216,9 @@ def _data_validator(parts: RouteParts, field: Any, *, with_defaults: bool) -> Da
     return data_validator(annotation_of(field), with_defaults=with_defaults)
 
 
-def _compile(route: APIRoute) -> Endpoint:
+def _compile(route: APIRoute) -> DirectRoute:
     parts = parts_of(route)
-    return Endpoint(
+    return DirectRoute(
         function=parts.function,
         # As in FastAPI: a decorator may turn a plain function into a coroutine function, or hide one.
         is_coroutine=inspect.iscoroutinefunction(parts.function)

@@ -15,7 +15,7 @@ from nemo_gym.http import (
     Call,
     ClientResponse,
 )
-from nemo_gym.servers.direct_endpoint import compile_endpoints
+from nemo_gym.servers.direct_route import compile_routes
 from nemo_gym.servers.hosted import HostedServer
 from tests.gym.servers.routes import SHARED, build
 from tests.gym.servers.serving import new_app
@@ -146,7 +146,7 @@ def test_failure_of_a_validator_is_a_response(name: str) -> None:
 
 @pytest.mark.fast_path
 def test_exactly_the_plain_routes_need_no_application() -> None:
-    direct = {path for _, path in compile_endpoints(build())}
+    direct = {path for _, path in compile_routes(build())}
     assert direct == {path for path in [*PATHS, "/plain_get"] if path.startswith("/plain_")}
 
 
@@ -162,7 +162,7 @@ def test_validation_error_names_field_and_problem() -> None:
     )
 
 
-def test_sync_endpoint_runs_off_the_event_loop() -> None:
+def test_sync_function_runs_off_the_event_loop() -> None:
     response = asyncio.run(HOSTED.send(call_for("/plain_sync", GOOD)))
     assert json.loads(response._body) == {"off_the_loop": True, "name": "ann"}
 
