@@ -47,7 +47,11 @@ class Call(NamedTuple):
     """Arguments that only aiohttp's `request` understands."""
 
     def with_body(self, body: bytes) -> "Call":
-        return Call._make((*self[:2], body, *self[3:]))  # half the time of `_replace`
+        return Call._make((*self[:2], body, *self[3:]))  # a fraction of the time of `_replace`
+
+    def sent_to(self, origin: str, headers: Headers) -> "Call":
+        """The call to a server at this address, without a timeout: the caller enforces it."""
+        return Call._make((*self[:6], headers, origin, None, *self[9:]))
 
     @property
     def url(self) -> str:

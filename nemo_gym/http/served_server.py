@@ -44,8 +44,7 @@ class ServedServer:
         if activity is not None:
             others = [pair for pair in headers if pair[0].lower() != ROLLOUT_HEADER]
             headers = (*others, (ROLLOUT_HEADER, activity.header()))
-        # `ServerClient` enforces the timeout of the call.
-        sent = call._replace(origin=self.address.url(call.cookies), headers=headers, timeout_s=None)
+        sent = call.sent_to(self.address.url(call.cookies), headers)
         with reports_unreachable(self.name, sent, Boundary.CALL):
             response = await send_with_retries(http_transport(sent), sent, CONNECT_ONLY)
         response.url = (

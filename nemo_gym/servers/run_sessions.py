@@ -103,8 +103,9 @@ class AgentRequest(ReceivedSessions):
 
     def end_own_session(self, store: SessionStore, session_id: str) -> None:
         """Call when a run has left its session on the agent itself: it ends, unless the caller brought it."""
-        brought = session_id_in(self.brought.get(store.cookie_name))
-        if self._closes and brought != session_id and store.holds(session_id):
+        if not self._closes or not store.holds(session_id):
+            return
+        if session_id_in(self.brought.get(store.cookie_name)) != session_id:
             store.start_ending(session_id)
 
     async def close_sessions(self) -> None:

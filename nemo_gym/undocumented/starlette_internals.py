@@ -9,8 +9,9 @@ Undocumented APIs, and the documented ones that replace them if the probe fails:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,11 +27,16 @@ _ASGI = {"version": "3.0", "spec_version": "2.0"}
 
 def parse_cookies(header: str) -> dict[str, str]:
     """The cookies of a Cookie header."""
+    return _cookie_parser()(header)
+
+
+@cache
+def _cookie_parser() -> Callable[[str], dict[str, str]]:
     if not probe.passed:
-        return _cookies_of_request(header)
+        return _cookies_of_request
     from starlette.requests import cookie_parser
 
-    return cookie_parser(header)
+    return cookie_parser
 
 
 def middleware_count(app: Starlette) -> int | None:
