@@ -28,6 +28,7 @@ from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPo
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
 from nemo_gym.rollout_collection.recording.recovery import PastFailures, read_failures, recover_failures
+from nemo_gym.servers.hosted import HostedServer
 from nemo_rl.experience.failures import (
     TERMINAL,
     GymTransportError,
@@ -36,7 +37,7 @@ from nemo_rl.experience.failures import (
     classify_rollout_failure,
     gym_failure,
 )
-from tests.gym.servers.serving import new_app, post
+from tests.gym.servers.serving import local_client, new_app
 from tests.support.scripted_agent import Playground, records_of, row
 
 
@@ -147,8 +148,9 @@ def test_header_carries_the_kind_through_every_server(kind: FailureKind) -> None
     app = new_app()
     app.post("/unreachable")(unreachable)
     app.post("/pass_on")(pass_on)
-    first = error_in(post(app, "/unreachable", json={}))
-    second = error_in(post(app, "/pass_on", json={}))
+    client = local_client(it=HostedServer("it", app))
+    first = error_in(asyncio.run(client.post("it", "/unreachable", json={})))
+    second = error_in(asyncio.run(client.post("it", "/pass_on", json={})))
     for error in (first, second, pickle.loads(pickle.dumps(second))):
         assert (error.kind, error.server, error.origin_status) == (kind, "policy_model", 503)
     headers = (

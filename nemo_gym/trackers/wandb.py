@@ -4,7 +4,9 @@ Invariant: W&B gets only what is passed to it. Its own capture of the console, t
 (which may contain keys) is off, and the API key is not written to any file.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,17 @@ _MAX_BYTES = 1 << 30
 """Limit of the rollouts in a table, of which W&B keeps two copies in memory."""
 
 
+@contextmanager
+def _arguments_hidden() -> Iterator[None]:
+    """W&B records the command line in the run, and it may contain keys."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
 class WandbTracker:
     """A new run, or an active run of the environment's code, which gets the data and stays open."""
 
@@ -48,7 +61,7 @@ class WandbTracker:
         if (active := get_wandb_run()) is not None:
             return cls(wandb, active, is_own=False)
         disable_error_reports()
-        with quiet_terminal(wandb):
+        with quiet_terminal(wandb), _arguments_hidden():
             run = wandb.init(
                 project=config.wandb_project,
                 name=config.wandb_name or None,

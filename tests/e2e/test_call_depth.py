@@ -69,6 +69,7 @@ def stacks_at_the_socket(folder: Path, monkeypatch: pytest.MonkeyPatch, **settin
     return model_calls
 
 
+@pytest.mark.fast_path
 @pytest.mark.parametrize("upstream", ["auto", "responses"])
 def test_a_model_call_is_few_frames_deep_and_no_two_functions_share_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upstream: str
@@ -90,6 +91,7 @@ def documented_files(text: str) -> list[str]:
     return re.findall(r"`((?:nemo_gym|resources_servers|responses_api_\w+)/[\w/]+\.py)`", text)
 
 
+@pytest.mark.fast_path
 def test_the_documented_walk_of_a_rollout_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("## The walk of one rollout\n")[2].partition("\n## ")[0]

@@ -32,6 +32,7 @@ async def run_first_row(client: ServerClient) -> None:
     assert response.ok, await response.text()
 
 
+@pytest.mark.fast_path
 @pytest.mark.parametrize(("settings", "expected"), [({}, "plain"), ({"plain_http_client": False}, "aiohttp")])
 def test_setting_applies_to_embedded_servers(settings: dict[str, object], expected: str) -> None:
     async def run(endpoint: ScriptedEndpoint) -> None:

@@ -150,12 +150,14 @@ async def transport_for(call: Call) -> type:
     return type(http_transport(call))
 
 
+@pytest.mark.fast_path
 def test_plain_client_sends_what_it_can_and_aiohttp_the_rest() -> None:
     over_tls = parse_call("POST", "https://127.0.0.1:1/x", json={})
     assert asyncio.run(transport_for(PLAIN)) is PlainTransport
     assert asyncio.run(transport_for(over_tls)) is AiohttpTransport
 
 
+@pytest.mark.fast_path
 def test_plain_client_that_is_switched_off_sends_nothing() -> None:
     with plain_client_enabled(False):
         assert asyncio.run(transport_for(PLAIN)) is AiohttpTransport

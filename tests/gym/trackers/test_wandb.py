@@ -164,6 +164,7 @@ class Service(BaseHTTPRequestHandler):
         return {"data": {}}
 
 
+@pytest.mark.fast_path  # without it, W&B prints lines about the login
 def test_line_of_an_online_run_has_its_address(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
     address = f"http://127.0.0.1:{server.server_port}"

@@ -28,6 +28,7 @@ def test_probe_passes_with_the_pinned_version(module: str) -> None:
     assert fence.probe.passed
 
 
+@pytest.mark.fast_path
 def test_unexpected_result_selects_the_documented_api_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -39,6 +40,7 @@ def test_unexpected_result_selects_the_documented_api_with_one_warning(
     assert "fastapi" in caplog.messages[0]
 
 
+@pytest.mark.fast_path
 def test_exception_in_a_check_selects_the_documented_api(caplog: pytest.LogCaptureFixture) -> None:
     def check() -> bool:
         raise AttributeError("gone")
