@@ -19,6 +19,7 @@ from nemo_gym.server_utils import ClientResponse, ServerClient
 from responses_api_models.local_model.chat_completion import warn_about_long_prompts
 from tests.support.commands import ROOT, is_running, run_command
 from tests.support.engines import engines_below
+from tests.support.waiting import until
 
 CONFIG = "responses_api_models/local_model/configs/local_model_for_training.yaml"
 SMALL = ["policy_model.responses_api_models.local_model.slots=4"]
@@ -270,31 +271,40 @@ def test_weight_updates_are_rejected_unless_configured(served: Served) -> None:
     assert "set allow_weight_updates: true" in error["detail"]
 
 
+def chat(client: ServerClient, max_tokens: int | None = None) -> "asyncio.Task[ClientResponse]":
+    """A generation that ends only at `max_tokens`, or else at the end of the context."""
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": max_tokens,
+        "logit_bias": {str(END_OF_TURN): -100},
+    }
+    return asyncio.create_task(client.post("policy_model", "/v1/chat/completions", json=body))
+
+
 def test_killed_engine_loses_no_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     async def killed() -> list[int]:
-        body = {"input": "Tell me a story.", "max_output_tokens": 24}
-        posts = [served.client.post("policy_model", "/v1/responses", json=body) for _ in range(6)]
-        calls = [asyncio.ensure_future(post) for post in posts]
-        await asyncio.sleep(0.3)
-        for pid in engines_below(os.getpid()):
+        engines = engines_below(os.getpid())
+        calls = [chat(served.client, max_tokens) for max_tokens in (1, 48, 48, 48, 48, 48)]
+        await calls[0]  # the engine is now generating the responses to the others
+        for pid in engines:
             os.kill(pid, signal.SIGKILL)
-        return [response.status for response in await asyncio.gather(*calls)]
+        statuses = [response.status for response in await asyncio.gather(*calls)]
+        await until(lambda: "the engine died" in caplog.text)
+        return statuses
 
     assert served.runner.run(killed()) == [200] * 6
-    assert "the engine died" in caplog.text
 
 
 def test_requests_fail_as_infrastructure_after_the_last_restart() -> None:
     others = set(engines_below(os.getpid()))
     place = "policy_model.responses_api_models.local_model"
-    overrides = [f"{place}.max_restarts=0", f"{place}.slots=1"]
-    endless = {"messages": [{"role": "user", "content": "hi"}], "logit_bias": {str(END_OF_TURN): -100}}
+    overrides = [f"{place}.max_restarts=0", f"{place}.slots=2"]
 
     async def killed() -> list[ClientResponse]:
         async with nemo_gym.open_servers(CONFIG, overrides) as client:
-            call = asyncio.create_task(client.post("policy_model", "/v1/chat/completions", json=endless))
-            await asyncio.sleep(0.1)
             (pid,) = set(engines_below(os.getpid())) - others
+            call = chat(client)
+            await chat(client, 1)  # the engine is now generating the response to the other call
             assert not call.done()
             os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(20):

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -30,6 +32,7 @@ from responses_api_models.openai_model.tests.model_server import (
 )
 from responses_api_models.openai_model.upstream import is_missing_route
 from scripts.scripted_endpoint import ScriptedEndpoint, message
+from tests.support.waiting import until
 
 
 def test_responses_are_had_from_an_endpoint_that_only_chats() -> None:
@@ -113,27 +116,48 @@ def test_404_of_the_only_route_in_use_is_configuration_until_it_has_responded() 
     assert [kind_of(responses[n]) for n in (0, 2, 3)] == ["configuration", "data", "configuration"]
 
 
-def test_requests_that_wait_for_the_other_route_fail_as_infrastructure_if_it_cannot_be_read() -> None:
-    count = 0
-    all_here = asyncio.Event()
+class RefusedCalls(NeMoGymAsyncOpenAI):
+    """Sets an event when the endpoint has refused `count` calls of its Responses route."""
+
+    def __init__(self, base_url: str, count: int) -> None:
+        super().__init__(base_url, "k")
+        self.are_all_refused = threading.Event()
+        self._left = count
+
+    async def create_response(self, /, **kwargs: Any) -> dict[str, Any]:
+        try:
+            return await super().create_response(**kwargs)
+        except aiohttp.ClientResponseError:
+            self._left -= 1
+            if not self._left:  # its caller waits for the other route before that responds
+                self.are_all_refused.set()
+            raise
+
+
+@contextmanager
+def open_server_for_many(count: int, at_chat: Callable[[], web.Response]) -> Iterator[ModelServer]:
+    """Its endpoint has no Responses route; the other route responds after `count` refused calls."""
 
     async def script(request: Json) -> web.Response:
-        nonlocal count
         if "input" in request:
-            count += 1
-            if count == 3:
-                all_here.set()
             return missing()
-        await all_here.wait()
-        await asyncio.sleep(0.05)  # for their 404 to arrive
-        return json_response({"choices": []})
-
-    async def run(it: ModelServer) -> list[ClientResponse]:
-        return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(3))))
+        await until(calls.are_all_refused.is_set)
+        return at_chat()
 
     with open_model_server(script) as it:
-        responses = asyncio.run(run(it))
-    assert {response.status for response in responses} <= {404, 502}
+        it.model.endpoint = calls = RefusedCalls(it.model.config.openai_base_url, count)
+        yield it
+
+
+async def post_many(it: ModelServer, count: int) -> list[ClientResponse]:
+    return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(count))))
+
+
+def test_requests_that_wait_for_the_other_route_fail_as_infrastructure_if_it_cannot_be_read() -> None:
+    with open_server_for_many(3, lambda: json_response({"choices": []})) as it:
+        responses = asyncio.run(post_many(it, 3))
+    assert it.apis.count("chat") == 1
+    assert sorted(response.status for response in responses) == [404, 404, 502]
     assert {kind_of(response) for response in responses} == {"infrastructure"}
 
 
@@ -143,11 +167,8 @@ def test_error_of_one_api_is_reported_with_that_of_the_other(status: int, kind: 
         refused = web.Response(status=status, text="Incorrect API key")
         return missing() if "input" in request else refused
 
-    async def run(it: ModelServer) -> list[ClientResponse]:
-        return list(await asyncio.gather(*(it.post({"input": "x"}) for _ in range(3))))
-
     with open_model_server(script, max_tries=1) as it:
-        for response in asyncio.run(run(it)):
+        for response in asyncio.run(post_many(it, 3)):
             text = asyncio.run(response.text())
             assert "chat_completions route: Incorrect API key" in text
             assert "responses route responded with 404: 404 page not found" in text
@@ -214,26 +235,17 @@ def test_one_of_many_first_requests_tries_the_other_api(caplog: pytest.LogCaptur
             alone.set()
         return json_response(completion())
 
-    async def run(it: ModelServer) -> list[int]:
-        calls = [it.post({"input": "x"}) for _ in range(20)]
-        return [response.status for response in await asyncio.gather(*calls)]
-
     with open_model_server(script) as it:
-        assert asyncio.run(run(it)) == [200] * 20
+        assert [response.status for response in asyncio.run(post_many(it, 20))] == [200] * 20
         assert (it.apis.count("responses"), it.apis.count("chat")) == (20, 20)
     assert alone.is_set()
     assert len(warnings_in(caplog)) == 1
 
 
 def test_few_of_many_requests_try_the_other_missing_route() -> None:
-    async def run(it: ModelServer) -> list[int]:
-        calls = [it.post({"input": "x"}) for _ in range(20)]
-        return [response.status for response in await asyncio.gather(*calls)]
-
-    with open_model_server(lambda request: missing()) as it:
-        assert asyncio.run(run(it)) == [404] * 20
-        assert it.apis.count("responses") == 20
-        assert it.apis.count("chat") < 20
+    with open_server_for_many(20, missing) as it:
+        assert [response.status for response in asyncio.run(post_many(it, 20))] == [404] * 20
+    assert (it.apis.count("responses"), it.apis.count("chat")) == (20, 1)
 
 
 def test_cancelled_trial_is_repeated_by_the_next_call() -> None:
@@ -392,13 +404,17 @@ def test_counts_that_the_endpoint_leaves_out_are_filled_in(
 
 
 def test_converted_response_has_start_and_end_times_of_the_call() -> None:
+    called_at: list[float] = []
+
     def script(request: Json) -> web.Response:
-        time.sleep(0.1)
+        called_at.append(time.time())
         return json_response(completion())
 
     with open_model_server(script, upstream_api="chat_completions") as it:
+        before = time.time()
         response = it.post_ok({"input": "x"})
-    assert 0.1 <= response["completed_at"] - response["created_at"] < 10
+        after = time.time()
+    assert before <= response["created_at"] <= called_at[0] <= response["completed_at"] <= after
 
 
 def test_failed_response_without_usage_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:

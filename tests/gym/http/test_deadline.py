@@ -4,6 +4,7 @@ import pytest
 
 from nemo_gym.http import deadline
 from nemo_gym.http.deadline import Deadline
+from tests.support.virtual_time import run_in_virtual_time
 
 
 def test_a_block_that_takes_too_long_ends_with_a_timeout() -> None:
@@ -12,7 +13,7 @@ def test_a_block_that_takes_too_long_ends_with_a_timeout() -> None:
             await asyncio.sleep(10)
 
     with pytest.raises(TimeoutError, match=r"no response within 0\.01 s"):
-        asyncio.run(late())
+        run_in_virtual_time(late())
 
 
 def test_a_block_in_time_gives_its_result_and_leaves_no_timer() -> None:
@@ -23,15 +24,16 @@ def test_a_block_in_time_gives_its_result_and_leaves_no_timer() -> None:
         task = asyncio.current_task()
         return task is not None and not task.cancelling()
 
-    assert asyncio.run(in_time())
+    is_unharmed, elapsed_s = run_in_virtual_time(in_time())
+    assert is_unharmed and elapsed_s == pytest.approx(0.05)
 
 
 def test_deadline_none_never_expires() -> None:
     async def patient() -> None:
         with Deadline(None):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(1e6)
 
-    asyncio.run(patient())
+    run_in_virtual_time(patient())
 
 
 def test_cancellation_from_outside_is_not_turned_into_a_timeout() -> None:
@@ -46,7 +48,7 @@ def test_cancellation_from_outside_is_not_turned_into_a_timeout() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(outer())
+    run_in_virtual_time(outer())
 
 
 def test_a_cancellation_at_the_same_moment_as_the_deadline_wins() -> None:
@@ -61,7 +63,7 @@ def test_a_cancellation_at_the_same_moment_as_the_deadline_wins() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(outer())
+    run_in_virtual_time(outer())
 
 
 @pytest.mark.parametrize(("inner_s", "outer_s"), [(0.01, 10), (10, 0.01)])
@@ -78,7 +80,9 @@ def test_the_nearer_of_two_deadlines_ends_the_block(inner_s: float, outer_s: flo
             return "outer"
         return "none"
 
-    assert asyncio.run(nested()) == ("inner" if inner_s < outer_s else "outer")
+    expired, elapsed_s = run_in_virtual_time(nested())
+    assert expired == ("inner" if inner_s < outer_s else "outer")
+    assert elapsed_s == pytest.approx(0.01)
 
 
 def test_an_error_of_the_block_passes() -> None:
@@ -103,7 +107,8 @@ def test_each_of_many_deadlines_expires_at_its_own_time() -> None:
 
         return await asyncio.gather(*[late(number / 100) for number in range(20)])
 
-    assert all(0.098 <= waited < 1 for waited in asyncio.run(all_late()))
+    waited_s, _ = run_in_virtual_time(all_late())
+    assert waited_s == [pytest.approx(0.1)] * 20
 
 
 def test_deadline_met_in_time_does_not_delay_later_ones() -> None:
@@ -120,7 +125,9 @@ def test_deadline_met_in_time_does_not_delay_later_ones() -> None:
         await asyncio.sleep(0.05)
         return await asyncio.gather(first, take(5), take(0.01), take(5))
 
-    assert asyncio.run(mixed()) == ["in time", "late", "in time", "late"]
+    outcomes, elapsed_s = run_in_virtual_time(mixed())
+    assert outcomes == ["in time", "late", "in time", "late"]
+    assert elapsed_s == pytest.approx(0.15)
 
 
 def test_no_timer_outlives_its_block_whatever_its_length() -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import gzip
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 
 import aiohttp
@@ -11,7 +12,8 @@ import pytest
 
 from nemo_gym.http import Call, ClientResponse, parse_call, request
 from nemo_gym.http.plain_client import PlainTransport, can_send, place_of
-from tests.gym.http.raw_server import RawServer, raw_response, serving
+from tests.gym.http.raw_server import Handler, RawServer, raw_response, serving
+from tests.support.waiting import until
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{ }\r\n2\r\n\n\n\r\n0\r\n\r\n"
 TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of it"
@@ -36,11 +38,33 @@ def played(
             try:
                 await act(pool, server)
             finally:
-                pool.close()
-                await asyncio.sleep(0.01)
+                await closed(pool)
             return server
 
     return asyncio.run(run())
+
+
+async def closed(pool: PlainTransport) -> None:
+    """Close the pool and wait until its connections are closed."""
+    pool.close()
+    await until(lambda: not pool.open_ones)
+
+
+@asynccontextmanager
+async def serving_once(respond: Handler) -> AsyncIterator[str]:
+    """Serve one request per connection, which stays open until the client closes it; yields the URL."""
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with suppress(ConnectionError):
+            await respond(reader, writer)
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*filter(None, serving))
 
 
 @pytest.mark.parametrize(
@@ -123,36 +147,33 @@ def test_an_idle_connection_that_is_too_old_is_replaced() -> None:
         (old,) = pool.open_ones
         old.idle_since -= 60
         await post(pool, server)
-        await asyncio.sleep(0.01)
-        assert old not in pool.open_ones and len(pool.open_ones) == 1
+        await until(lambda: old not in pool.open_ones)
+        assert len(pool.open_ones) == 1
 
     played([raw_response(200)], act)
 
 
 def test_response_of_a_cancelled_call_is_discarded() -> None:
     async def run() -> None:
-        release = asyncio.Event()
+        arrived, release = asyncio.Event(), asyncio.Event()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             if b"/late" in head:
+                arrived.set()
                 await release.wait()
             writer.write(raw_response(200, b"late" if b"/late" in head else b"mine"))
-            await asyncio.sleep(0.05)
-            writer.close()
 
         pool = PlainTransport()
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(30), serving_once(respond) as url:
             waiting = asyncio.create_task(pool.send(parse_call("GET", f"{url}/late")))
-            await asyncio.sleep(0.02)
+            await arrived.wait()
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             release.set()
             assert (await pool.send(parse_call("GET", f"{url}/mine"))).body == b"mine"
-            pool.close()
-            await asyncio.sleep(0.1)
+            await closed(pool)
 
     asyncio.run(run())
 
@@ -168,23 +189,23 @@ def test_data_after_a_response_is_discarded(more: bytes) -> None:
 
 def test_data_on_an_idle_connection_is_not_a_response() -> None:
     async def run() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_idle = asyncio.Event()
+
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(raw_response(200, b"mine"))
-            await writer.drain()
-            await asyncio.sleep(0.02)
+            await is_idle.wait()
             writer.write(b"HTTP/1.1 408 Request Timeout\r\n")
-            await asyncio.sleep(0.1)
-            writer.close()
 
         pool = PlainTransport()
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            call = parse_call("GET", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
+        async with asyncio.timeout(30), serving_once(respond) as url:
+            call = parse_call("GET", f"{url}/x")
             assert (await pool.send(call)).body == b"mine"
-            await asyncio.sleep(0.05)
+            (idle,) = pool.open_ones
+            is_idle.set()
+            await until(lambda: idle not in pool.open_ones)
             assert (await pool.send(call)).body == b"mine"
-            pool.close()
-            await asyncio.sleep(0.15)
+            await closed(pool)
 
     asyncio.run(run())
 
@@ -196,8 +217,7 @@ def test_idle_connections_hold_no_response_and_old_ones_are_closed() -> None:
             assert not connection._parts and not connection._headers
             connection.idle_since -= 60
         await asyncio.gather(post(pool, server), post(pool, server))
-        await asyncio.sleep(0.01)
-        assert len(pool.open_ones) == 2
+        await until(lambda: len(pool.open_ones) == 2)
 
     played([raw_response(200)], act)
 

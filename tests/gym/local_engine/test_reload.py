@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import EngineError, EngineSettings, Generation, LocalEngine, find_weights, generate
 from nemo_gym.local_engine.prompt_ids import Conversation
 from tests.support.changed_weights import write_changed_weights
-from tests.support.commands import is_running, wait_until
+from tests.support.commands import is_running
 from tests.support.engines import engines_below
 
 from .conftest import Running
@@ -36,6 +37,27 @@ def reloaded() -> Iterator[Running]:
 async def generate_text(engine: LocalEngine, n_predict: int = 12) -> Generation:
     prompt = await Conversation([{"role": "user", "content": "Say hi"}], [], {}).prompt(engine, 2)
     return await generate(engine, prompt, GREEDY | {"n_predict": n_predict}, top_log_probs=0)
+
+
+def engines() -> set[int]:
+    return set(engines_below(os.getpid()))
+
+
+def has_mapped(pid: int, weights: Path) -> bool:
+    with suppress(OSError):  # the process has ended
+        return str(weights) in Path(f"/proc/{pid}/maps").read_text()
+    return False
+
+
+async def wait_until_loading(weights: Path, others: set[int]) -> None:
+    """Wait until an engine that is not among the `others` loads the weights.
+
+    The check runs in every iteration of the event loop. A reload needs several iterations after the engine
+    has loaded the weights, so it is not complete when this returns.
+    """
+    async with asyncio.timeout(20):
+        while not any(has_mapped(pid, weights) for pid in engines() - others):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
 
 
 async def wait_until_generating(engine: LocalEngine) -> None:
@@ -104,28 +126,27 @@ def test_engine_that_dies_after_a_reload_restarts_with_the_new_weights(
 def test_reload_of_a_cancelled_caller_is_completed(reloaded: Running, changed: Path) -> None:
     async def abandoned(engine: LocalEngine) -> int | None:
         await engine.reload(changed, OLD)
+        before = engines()
         reloading = asyncio.create_task(engine.reload(changed, NEW))
-        await asyncio.sleep(0.05)
-        reloading.cancel()
+        await wait_until_loading(changed, before)
+        assert reloading.cancel()
         return (await generate_text(engine)).weight_version
 
     assert reloaded.run(abandoned) == NEW
 
 
 def test_stopping_during_a_reload_leaves_no_process(changed: Path) -> None:
-    others = set(engines_below(os.getpid()))
-
-    def both_run() -> bool:
-        return len(set(engines_below(os.getpid())) - others) == 2
+    others = engines()
 
     async def stopped() -> None:
         engine = LocalEngine(EngineSettings(find_weights(), slots=1, context=128))
         await engine.start()
+        before = engines()
         reloading = asyncio.create_task(engine.reload(changed))
-        assert await asyncio.to_thread(wait_until, both_run)
+        await wait_until_loading(changed, before)
         await engine.stop(0.0)
         with pytest.raises((EngineError, asyncio.CancelledError)):
             await reloading
 
     asyncio.run(stopped())
-    assert set(engines_below(os.getpid())) <= others
+    assert engines() <= others

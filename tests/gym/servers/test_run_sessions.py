@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
@@ -23,7 +23,8 @@ from nemo_gym.server_utils import SESSION_ID_KEY
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.session_cookies import session_id_in
 from tests.gym.servers.serving import new_app, served, served_config
-from tests.support.commands import wait_until
+from tests.support.virtual_time import run_in_virtual_time
+from tests.support.waiting import until
 
 BLOCK = {"host": "127.0.0.1", "port": 1, "entrypoint": ""}
 
@@ -34,7 +35,10 @@ class Rooms(SimpleResourcesServer):
     config: BaseResourcesServerConfig
     rooms: dict[str, str] = Field(default_factory=dict)
     closed: list[str] = Field(default_factory=list)
-    closing_s: float = 0.0
+    is_waiting: bool = False
+    """Whether a run waits in `/wait`."""
+    holds_closing: bool = False
+    """Rooms are closed when this is False."""
 
     def setup_webserver(self) -> FastAPI:
         app = super().setup_webserver()
@@ -46,13 +50,14 @@ class Rooms(SimpleResourcesServer):
         return BaseSeedSessionResponse()
 
     async def wait(self, body: dict[str, Any]) -> None:
+        self.is_waiting = True
         await asyncio.Event().wait()
 
     async def verify(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         return {"reward": float(request.session[SESSION_ID_KEY] in self.rooms)}
 
     async def close_session(self, session_id: str) -> None:
-        await asyncio.sleep(self.closing_s)
+        await until(lambda: not self.holds_closing)
         del self.rooms[session_id]
         self.closed.append(session_id)
 
@@ -197,17 +202,13 @@ def test_nested_call_returns_only_the_cookies_that_its_endpoint_sets(transport: 
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], object]) -> None:
-    assert await asyncio.to_thread(wait_until, lambda: bool(condition()), 10)
-
-
 def test_sessions_are_closed_after_a_cancelled_run() -> None:
     world = World()
 
     async def run() -> None:
         async with world.open("embedded") as client:
             running = asyncio.create_task(client.post("agent", "/run", json={"waits": True}))
-            await until(lambda: world.rooms.rooms)
+            await until(lambda: world.rooms.is_waiting)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -218,7 +219,7 @@ def test_sessions_are_closed_after_a_cancelled_run() -> None:
 
 def test_cancelled_run_does_not_wait_for_its_sessions_to_close() -> None:
     world = World()
-    world.rooms.closing_s = 3600.0
+    world.rooms.holds_closing = True
 
     async def run() -> None:
         async with world.open("embedded") as client:
@@ -226,18 +227,20 @@ def test_cancelled_run_does_not_wait_for_its_sessions_to_close() -> None:
                 await client.post("agent", "/run", json={"waits": True}, timeout=0.2)
             assert world.rooms.rooms
 
-    asyncio.run(run())
+    _, elapsed_s = run_in_virtual_time(run())
+    assert elapsed_s == pytest.approx(0.2)
 
 
 def test_slow_closing_delays_a_run_by_the_timeout_only_and_continues(transport: str) -> None:
     world = World(close_session_timeout_s=0.05)
-    world.rooms.closing_s = 0.5
+    world.rooms.holds_closing = True
 
     async def run() -> None:
         async with world.open(transport) as client:
             done = await client.post("agent", "/run", json={})
             assert await done.json() == {"reward": 1.0}
             assert world.rooms.closed == []
+            world.rooms.holds_closing = False
             await until(lambda: world.rooms.closed)
 
     asyncio.run(run())

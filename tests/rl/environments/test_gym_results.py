@@ -106,7 +106,7 @@ def test_call_without_sampled_tokens_is_part_of_the_next_prompt() -> None:
 
 
 def test_error_for_a_rollout_without_tokens_says_prompt_length_and_output() -> None:
-    with pytest.raises(ValueError, match=r"no generation data: the prompt has 1 items.*\['reasoning'\]"):
+    with pytest.raises(ValueError, match=r"no generation data: the prompt has 1 items.*items \(reasoning\)"):
         log_of(rollout(REASONING))
     with pytest.raises(ValueError, match=r"no generation data: the prompt has 2 tokens.*function_call"):
         log_of(rollout(call([5, 6], [], [])))

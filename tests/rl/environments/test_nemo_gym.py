@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from nemo_rl.experience.failures import (
 from tests.support.commands import free_port
 from tests.support.components import write_files
 from tests.support.toy_tokenizer import ToyTokenizer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.torch
 
@@ -36,6 +38,7 @@ from pathlib import Path
 from fastapi import HTTPException, Request, Response
 
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
+from tests.support.waiting import until
 
 playing = 0
 
@@ -43,6 +46,10 @@ playing = 0
 def note(what):
     with Path("notes").open("a") as file:
         file.write(what + "\\n")
+
+
+def is_noted(what):
+    return what in Path("notes").read_text().splitlines()
 
 
 class Agent(SimpleResponsesAPIAgent):
@@ -62,6 +69,8 @@ class Agent(SimpleResponsesAPIAgent):
         playing += 1
         note(f"began {row['_rowidx']} of {playing}")
         try:
+            if "after" in row:
+                await until(lambda: is_noted(row["after"]))
             await asyncio.sleep(row.get("takes_s", 0))
         except asyncio.CancelledError:
             note(f"cancelled {row['_rowidx']}")
@@ -95,8 +104,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def note(what: str) -> None:
+    """Add a line to the notes. Rows with `after` wait for one."""
+    with Path("notes").open("a") as file:
+        file.write(what + "\n")
+
+
 def notes() -> list[str]:
     return Path("notes").read_text().splitlines() if Path("notes").exists() else []
+
+
+async def until_begun(count: int) -> None:
+    """Wait until the agent plays this many rows."""
+    await until(lambda: sum(line.startswith("began") for line in notes()) >= count)
 
 
 def row(rowidx: int, **script: Any) -> dict[str, Any]:
@@ -109,8 +129,15 @@ def row(rowidx: int, **script: Any) -> dict[str, Any]:
     }
 
 
+async def stream(gym: NemoGym, *rows: dict[str, Any]) -> AsyncIterator[Any]:
+    """What `run_rollouts` yields; each result is noted as `yielded 0` before the next one is requested."""
+    async for given in gym.run_rollouts(list(rows), ToyTokenizer(), "t"):
+        note(f"yielded {given[0]}")
+        yield given
+
+
 async def streamed(gym: NemoGym, *rows: dict[str, Any]) -> list[Any]:
-    return [given async for given in gym.run_rollouts(list(rows), ToyTokenizer(), "t")]
+    return [given async for given in stream(gym, *rows)]
 
 
 def with_gym(use: Callable[[NemoGym], Awaitable[Any]], **options: Any) -> Any:
@@ -123,8 +150,10 @@ def with_gym(use: Callable[[NemoGym], Awaitable[Any]], **options: Any) -> Any:
 
 def test_results_are_yielded_as_rows_finish_and_the_last_has_the_times() -> None:
     async def use(gym: NemoGym) -> None:
-        slow, quick, middle = row(0, takes_s=0.2), row(1), row(2, takes_s=0.1)
+        slow, quick, middle = row(0, after="yielded 2", takes_s=0.05), row(1), row(2, after="yielded 1")
+        began_s = time.perf_counter()
         given = await streamed(gym, slow, quick, middle)
+        elapsed_s = time.perf_counter() - began_s
         assert [rowidx for rowidx, _, _ in given] == [1, 2, 0]
         assert [timing for _, _, timing in given[:2]] == [None, None]
         for rowidx, result, _ in given:
@@ -134,7 +163,7 @@ def test_results_are_yielded_as_rows_finish_and_the_last_has_the_times() -> None
         names = ("await_results", "postprocess_results", "postprocess_results_pct")
         wait, work, share = (timing[f"t/{name}"] for name in names)
         assert len(timing) == 3
-        assert 0.15 < wait < 5
+        assert 0.04 < wait < wait + work < elapsed_s  # row 0 takes 0.05 s, on the clock of the event loop
         assert share == pytest.approx(100 * work / (wait + work))
 
     with_gym(use)
@@ -274,16 +303,16 @@ def test_unknown_agent_is_an_error_that_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("status", "takes_s", "failure", "expected"),
-    [(400, 100, RolloutDataFailure, [2]), (503, 0.3, GymTransportError, [2, 0])],
+    [(400, 100, RolloutDataFailure, [2]), (503, 0.1, GymTransportError, [2, 0])],
 )
 def test_refused_row_cancels_the_others_and_an_outage_lets_them_finish(
     status: int, takes_s: float, failure: type[Exception], expected: list[int]
 ) -> None:
     async def use(gym: NemoGym) -> None:
-        rows = [row(0, takes_s=takes_s), row(1, takes_s=0.1, status=status), row(2)]
+        slow, failing = row(0, after="yielded 2", takes_s=takes_s), row(1, after="yielded 2", status=status)
         seen = []
         with pytest.raises(failure):
-            async for rowidx, _, _ in gym.run_rollouts(rows, ToyTokenizer(), "t"):
+            async for rowidx, _, _ in stream(gym, slow, failing, row(2)):
                 seen.append(rowidx)
         assert seen == expected
         assert (notes()[-1] == "cancelled 0") == (0 not in expected)
@@ -307,9 +336,11 @@ def test_cancelling_a_batch_cancels_its_rows() -> None:
     async def use() -> None:
         async with NemoGymBatch([CONFIG_PATH]) as gym:
             rows = [row(0, takes_s=100), row(1, takes_s=100)]
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await gym.run_rollouts(rows, ToyTokenizer(), "t")
+            batch = asyncio.create_task(gym.run_rollouts(rows, ToyTokenizer(), "t"))
+            await until_begun(2)
+            batch.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await batch
             assert sorted(notes()[-2:]) == ["cancelled 0", "cancelled 1"]
 
     asyncio.run(use())
@@ -317,9 +348,12 @@ def test_cancelling_a_batch_cancels_its_rows() -> None:
 
 def test_limit_of_concurrent_rows_holds_over_all_calls() -> None:
     async def use(gym: NemoGym) -> None:
-        calls = [streamed(gym, *(row(rowidx, takes_s=0.01) for rowidx in range(5))) for _ in range(3)]
+        rows = [row(rowidx, after="both play", takes_s=0.01) for rowidx in range(5)]
+        calls = [asyncio.create_task(streamed(gym, *rows)) for _ in range(3)]
+        await until_begun(2)
+        note("both play")
         await asyncio.gather(*calls)
-        at_once = [int(line.rpartition(" ")[2]) for line in notes()]
+        at_once = [int(line.rpartition(" ")[2]) for line in notes() if line.startswith("began")]
         assert (len(at_once), max(at_once)) == (15, 2)
 
     with_gym(use, max_concurrent_rows=2)

@@ -13,16 +13,11 @@ import pytest
 
 from nemo_rl.environments.step_threads import IDLE_S, StepThreads, threads_of
 from nemo_rl.experience.failures import RolloutTimeout
+from tests.support.commands import wait_until
+from tests.support.waiting import until
 
 LONG_S = 30.0
 """Anything that takes longer hangs."""
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = LONG_S) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 def run(play: Callable[[StepThreads], Any], idle_s: float = LONG_S) -> Any:
@@ -34,11 +29,20 @@ def run(play: Callable[[StepThreads], Any], idle_s: float = LONG_S) -> Any:
 
 
 def test_time_in_the_queue_does_not_count_towards_the_limit() -> None:
-    async def play(threads: StepThreads) -> list[None]:
-        steps = (threads.run(time.sleep, 0.05, limit_s=0.3) for _ in range(12))
-        return list(await asyncio.gather(*steps))
+    released, finished = threading.Event(), threading.Event()
+    limit_s = 0.05
 
-    assert run(play) == [None] * 12
+    async def play(threads: StepThreads) -> list[str]:
+        first = asyncio.create_task(threads.run(released.wait))
+        queued = [asyncio.create_task(threads.run(lambda: "played", limit_s=limit_s)) for _ in range(3)]
+        last = asyncio.create_task(threads.run(finished.set))
+        await asyncio.sleep(3 * limit_s)  # the time in the queue
+        released.set()
+        assert finished.wait(LONG_S)  # the event loop sees the steps again when they are done
+        await asyncio.gather(first, last)
+        return list(await asyncio.gather(*queued))
+
+    assert run(play) == ["played"] * 3
 
 
 def test_step_that_hangs_past_its_limit_does_not_block_others() -> None:
@@ -88,12 +92,16 @@ def test_error_of_a_step_is_raised_and_stop_iteration_is_wrapped() -> None:
 
 def test_cancelled_step_that_has_not_begun_is_not_run() -> None:
     made: list[str] = []
-    released = threading.Event()
+    begun, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        released.wait(LONG_S)
 
     async def play(threads: StepThreads) -> None:
-        first = asyncio.create_task(threads.run(released.wait))
+        first = asyncio.create_task(threads.run(hold))
         second = asyncio.create_task(threads.run(made.append, "second"))
-        await asyncio.sleep(0.02)
+        await until(begun.is_set)  # both steps have been sent to the thread
         second.cancel()
         await asyncio.wait({second})
         released.set()
@@ -107,13 +115,15 @@ def test_cancelled_step_that_has_not_begun_is_not_run() -> None:
 @pytest.mark.parametrize("most", [1, 3])
 def test_largest_allowed_number_of_steps_run_at_once(most: int) -> None:
     lock, running, highest = threading.Lock(), 0, 0
+    together = threading.Barrier(most)
 
     def step() -> None:
         nonlocal running, highest
         with lock:
             running += 1
             highest = max(highest, running)
-        time.sleep(0.01)
+        together.wait(LONG_S)
+        time.sleep(0.01)  # one step too many would begin meanwhile
         with lock:
             running -= 1
 
@@ -134,7 +144,7 @@ def test_idle_threads_end_and_new_work_starts_new_ones() -> None:
 
     for _ in range(2):
         assert asyncio.run(threads.run(lambda: "played")) == "played"
-        wait_for(lambda: alive() == 0)
+        assert wait_until(lambda: alive() == 0, LONG_S)
 
 
 class Environment:
@@ -147,7 +157,7 @@ def test_users_of_an_environment_share_its_threads_while_it_exists() -> None:
     assert threads_of(one) is not threads_of(other)
     threads = weakref.ref(threads_of(one))
     del one
-    wait_for(lambda: (gc.collect(), threads() is None)[1])
+    assert wait_until(lambda: (gc.collect(), threads() is None)[1], LONG_S)
 
 
 def test_environment_can_be_collected_while_its_thread_is_idle() -> None:
@@ -159,7 +169,7 @@ def test_environment_can_be_collected_while_its_thread_is_idle() -> None:
     gone = weakref.ref(environment)
     asyncio.run(threads_of(environment).run(environment.step))
     del environment
-    wait_for(lambda: (gc.collect(), gone() is None)[1], IDLE_S / 2)
+    assert wait_until(lambda: (gc.collect(), gone() is None)[1], IDLE_S / 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn about threads at a fork
@@ -188,4 +198,4 @@ def test_closed_loops_are_not_kept_alive() -> None:
         await threads.run(lambda: None)
 
     asyncio.run(play())
-    wait_for(lambda: (gc.collect(), loops[0]() is None)[1])
+    assert wait_until(lambda: (gc.collect(), loops[0]() is None)[1], LONG_S)

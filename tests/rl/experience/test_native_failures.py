@@ -26,6 +26,7 @@ from nemo_rl.experience.rollout_manager import RolloutManager
 from tests.support.native_rollouts import managed, message, rollouts, run, sample, tokens
 from tests.support.scripted_policy import ScriptedEnvironment, ScriptedGeneration, Step, Turn
 from tests.support.toy_tokenizer import ToyTokenizer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.torch
 
@@ -183,11 +184,10 @@ def test_other_members_are_cancelled_before_a_failure_is_raised() -> None:
 def test_cancelled_group_raises_cancelled_error_and_ends_its_members() -> None:
     async def play() -> list[Any]:
         forever = asyncio.Event()
-        impl = rollouts(
-            ScriptedGeneration([[Turn([21], after=forever)]] * 2), ScriptedEnvironment([Step()]), 2
-        )
+        policy = ScriptedGeneration([[Turn([21], after=forever)]] * 2)
+        impl = rollouts(policy, ScriptedEnvironment([Step()]), 2)
         group = asyncio.create_task(impl.run_rollout(sample()))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(policy.requests) == 2)
         group.cancel()
         with pytest.raises(asyncio.CancelledError):
             await group

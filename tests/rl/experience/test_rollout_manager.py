@@ -114,15 +114,14 @@ class Buffer(PromptGroupBuffer):
         self.log.append(("remove", group_id))
 
 
-class Scripted:
-    """Replaces an implementation. Each call does the next step of the script."""
+class ScriptedManager(RolloutManager):
+    """Each call of `run_rollout` does the next step of the script."""
 
-    def __init__(self, *script: Exception | Callable[[], Any] | None) -> None:
+    def __init__(self, *script: Exception | Callable[[], Any] | None, **options: Any) -> None:
+        super().__init__(TOKENIZER, {}, 2, 16, policy_generation=POLICY, **options)
         self.script = list(script)
-        self.calls = 0
 
     async def run_rollout(self, input_sample: Any) -> PromptGroupRecord:
-        self.calls += 1
         step = self.script.pop(0) if self.script else None
         if isinstance(step, Exception):
             raise step
@@ -140,10 +139,7 @@ def manager_of(*script: Any, **policy: Any) -> tuple[RolloutManager, Buffer, lis
     buffer = Buffer()
     budgets = {"max_infra_attempts": 1, "max_data_attempts": 1, "max_gym_row_attempts": 1, **policy}
     retry_policy = RolloutRetryPolicy(**budgets)
-    manager = RolloutManager(
-        TOKENIZER, {}, 2, 16, policy_generation=POLICY, buffer=buffer, retry_policy=retry_policy, sleep=sleep
-    )
-    manager._impl = Scripted(*script)  # type: ignore[assignment]
+    manager = ScriptedManager(*script, buffer=buffer, retry_policy=retry_policy, sleep=sleep)
     return manager, buffer, slept
 
 
@@ -156,6 +152,20 @@ def test_generate_and_push_needs_a_buffer() -> None:
     manager = RolloutManager(TOKENIZER, {}, 2, 16, policy_generation=POLICY)
     with pytest.raises(AssertionError, match="buffer"):
         push(manager)
+
+
+@pytest.mark.torch
+def test_group_that_the_implementation_played_is_pushed() -> None:
+    from tests.support.native_rollouts import managed, sample
+    from tests.support.scripted_policy import ScriptedEnvironment, ScriptedGeneration, Step, Turn
+
+    buffer = Buffer()
+    policy = ScriptedGeneration([[Turn([21])], [Turn([22])]])
+    manager = managed(policy, ScriptedEnvironment([Step(terminated=True)]), 2, buffer=buffer)
+    assert asyncio.run(manager.generate_and_push(sample(idx=5))) is RolloutOutcome.COMMITTED
+    (group,) = asyncio.run(buffer.take(1))
+    assert group.prompt_idx == 5
+    assert [one.message_log[1]["token_ids"].tolist() for one in group.completions] == [[21], [22]]
 
 
 def test_b1_delay_grows_with_each_infrastructure_failure() -> None:
