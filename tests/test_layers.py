@@ -12,6 +12,8 @@ from nemo_gym import _HOMES
 ROOT = Path(__file__).resolve().parent.parent
 
 # From low to high. A module may import its own layer's package and anything in the layers before it.
+READS_ENVIRONMENT = re.compile(r"os\.environ|getenv")
+
 LAYERS = [
     {"errors", "machine"},
     {"types", "environment_variables"},
@@ -125,11 +127,16 @@ def test_an_app_stays_short(file: Path) -> None:
         assert len(file.read_text().splitlines()) < 150
 
 
+@pytest.mark.parametrize("file", COMPONENT_FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_components_do_not_read_the_environment(file: Path) -> None:
+    assert not READS_ENVIRONMENT.search(file.read_text())
+
+
 @pytest.mark.parametrize("file", GYM_FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_one_package_reads_the_environment_and_one_sends_http(file: Path) -> None:
     text, module = file.read_text(), module_of(file)
     if module != "environment_variables":
-        assert not re.search(r"os\.environ|getenv", text)
+        assert not READS_ENVIRONMENT.search(text)
     if module != "http":
         assert not re.search(r"urllib\.request|ClientSession\(", text)
     if module != "cli":
@@ -230,3 +237,4 @@ def test_rollouts_for_trainers_import_only_from_below(file: Path) -> None:
     above = {other for other in used - {module, ""} if RL_ORDER.index(other) > RL_ORDER.index(module)}
     assert not above, f"{file} imports {sorted(above)}, which are not below {module}"
     assert module in REACH_GYM or not own_modules(file)
+    assert not READS_ENVIRONMENT.search(file.read_text())
