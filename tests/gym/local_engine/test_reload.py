@@ -15,6 +15,7 @@ from nemo_gym.local_engine.prompt_ids import Conversation
 from tests.support.changed_weights import write_changed_weights
 from tests.support.commands import is_running
 from tests.support.engines import engines_below
+from tests.support.waiting import until
 
 from .conftest import Running
 
@@ -60,12 +61,6 @@ async def wait_until_loading(weights: Path, others: set[int]) -> None:
             await asyncio.sleep(0)
 
 
-async def wait_until_generating(engine: LocalEngine) -> None:
-    async with asyncio.timeout(20):
-        while not engine.slots.locked():
-            await engine.call("/health", {})
-
-
 def test_requests_during_a_reload_succeed_with_the_weights_they_name(
     reloaded: Running, changed: Path
 ) -> None:
@@ -73,7 +68,7 @@ def test_requests_during_a_reload_succeed_with_the_weights_they_name(
         await engine.reload(find_weights(), OLD)
         before, pid = await generate_text(engine), engine.pid
         generating = [asyncio.create_task(generate_text(engine, 16)) for _ in range(10)]
-        await wait_until_generating(engine)
+        await until(engine.slots.locked)  # a call of the engine could wait until all have finished
         await engine.reload(changed, NEW)
         assert pid is not None and not is_running(pid)
         return before, await asyncio.gather(*generating), await generate_text(engine)
