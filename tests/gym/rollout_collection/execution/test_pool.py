@@ -156,16 +156,21 @@ def test_rollouts_of_a_dead_worker_are_played_by_another(caplog: pytest.LogCaptu
     assert "died (exit code 1, WorkerCrash); its 4 rollouts are played again" in caplog.text
 
 
-def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
-    alone: list[bool] = []
+def deadly_rollout(alone: list[bool]) -> Callable[[list[int]], bool]:
+    """Rollout 5 kills its workers; `alone` says each time whether it was the only one in flight."""
 
     def is_deadly(numbers: list[int]) -> bool:
         if 5 in numbers:
             alone.append(len(numbers) == 1)
         return 5 in numbers
 
+    return is_deadly
+
+
+def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
+    alone: list[bool] = []
     run = Run(20, [4, 4])
-    run.play(dying(is_deadly))
+    run.play(dying(deadly_rollout(alone)))
     run.check_each_once()
     assert list(run.failures) == [5] and len(run.links) == 4
     assert run.failures[5].failure_class == "infrastructure" and run.failures[5].attempts == 3
@@ -175,14 +180,8 @@ def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
 
 def test_rollout_with_few_attempts_is_alone_before_it_fails() -> None:
     alone: list[bool] = []
-
-    def is_deadly(numbers: list[int]) -> bool:
-        if 5 in numbers:
-            alone.append(len(numbers) == 1)
-        return 5 in numbers
-
     run = Run(20, [4, 4], replace(PATIENT, deaths_per_rollout=2))
-    run.play(dying(is_deadly))
+    run.play(dying(deadly_rollout(alone)))
     run.check_each_once()
     assert list(run.failures) == [5] and alone == [False, True]
 
