@@ -20,6 +20,7 @@ from nemo_gym.rollout_collection.planning.prepare import (
 from nemo_gym.rollout_collection.planning.preview import ResumePreview
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.run_servers import Servers
+from nemo_gym.terminal import counted
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
 
 _NOT_CHECKED = "The agents were not checked: no servers are configured, and no head server responds."
@@ -52,8 +53,9 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attemp
         *notes,
         *misspelt_parameters(config),
         *plan.warnings(),
-        f"Dry run: {plan.num_rows} rows, {plan.planned} rollouts; nothing is started or written.",
-        *(f"  {agent}: {number} rollouts" for agent, number in plan.by_agent.most_common()),
+        f"Dry run: {counted(plan.num_rows, 'row')}, {counted(plan.planned, 'rollout')}; "
+        "nothing is started or written.",
+        *(f"  {agent}: {counted(number, 'rollout')}" for agent, number in plan.by_agent.most_common()),
         *([] if servers is not None else [_NOT_CHECKED]),
         *(_resumption_lines(config, resumption, servers) if config.resume_from_cache else []),
         "The first materialized input:",
