@@ -64,9 +64,9 @@ class PromptConfig(BaseModel):
         return text
 
 
-def load_prompt_config(path: str | Path) -> PromptConfig:
+def load_prompt_config(path: str | Path, roots: Sequence[Path] | None = None) -> PromptConfig:
     """The prompt in a YAML file; a relative path is searched for in the component roots."""
-    file = _find(path, "prompt config")
+    file = _find(path, "prompt config", component_roots() if roots is None else roots)
     try:
         return PromptConfig.model_validate(load_yaml_file(file))
     except ValidationError as error:
@@ -107,14 +107,18 @@ def materialize_prompts(
     input_jsonl_fpath: str | Path,
     output_jsonl_fpath: str | Path,
     prompt_config: PromptConfig | str | Path,
+    roots: Sequence[Path] | None = None,
 ) -> int:
     """Write the rows of the input with the prompt applied; returns their number.
 
     The prompt may be a path. A relative input is searched for in the component roots; a relative output is in
     the working directory.
     """
-    prompt = prompt_config if isinstance(prompt_config, PromptConfig) else load_prompt_config(prompt_config)
-    source = _find(input_jsonl_fpath, "input")
+    roots = component_roots() if roots is None else roots
+    prompt = prompt_config
+    if not isinstance(prompt, PromptConfig):
+        prompt = load_prompt_config(prompt, roots)
+    source = _find(input_jsonl_fpath, "input", roots)
     target = _checked_target(output_jsonl_fpath, source)
     try:
         make_parent(target)
@@ -226,8 +230,7 @@ def _checked_target(path: str | Path, source: Path) -> Path:
     return target
 
 
-def _find(path: str | Path, what: str) -> Path:
-    roots = component_roots()
+def _find(path: str | Path, what: str, roots: Sequence[Path]) -> Path:
     try:
         found = find_file(path, roots)
     except OSError as error:

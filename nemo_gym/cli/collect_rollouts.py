@@ -17,11 +17,12 @@ from nemo_gym.config import GymConfig, max_rollout_attempts
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
-from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
+from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.end_report import RESUME_HINT, report, report_data
 from nemo_gym.rollout_collection.display.screen import Display
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import choose_servers, servers_in_sight
 
 _LEAVE_S = 2.0
@@ -55,7 +56,7 @@ def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
 async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: Leaving) -> int:
     servers = choose_servers(config, options.hosting)
     display = Display(sys.stderr)
-    collection = Collection(options, servers, display, CollectionPolicy(max_rollout_attempts()))
+    collection = Collection(options, servers, display, _policy(config))
     _obey_signals(collection, display, leaving)
     try:
         collected = await collection.run()
@@ -75,8 +76,12 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
 
 
 async def _dry_run(config: GymConfig, options: CollectRolloutsConfig) -> int:
-    print("\n".join(dry_run(options, servers_in_sight(config, options.hosting), max_rollout_attempts())))
+    print("\n".join(dry_run(options, servers_in_sight(config, options.hosting), _policy(config))))
     return 0
+
+
+def _policy(config: GymConfig) -> CollectionPolicy:
+    return CollectionPolicy(config.roots, max_rollout_attempts())
 
 
 def _obey_signals(collection: Collection, display: Display, leaving: Leaving) -> None:

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from nemo_gym.cli.main import COMMANDS
 from nemo_gym.config import (
     GymConfig,
+    component_roots,
     flag_fields,
     load_config,
     parse_arguments,
@@ -63,7 +64,9 @@ class Command(Generic[Options]):
         if self.reads_files:
             config = load_config(overrides=overrides)
         else:
-            config = GymConfig(data=overrides.values, servers=(), texts=overrides.texts, config_paths=())
+            config = GymConfig(
+                overrides.values, (), overrides.texts, config_paths=(), roots=component_roots()
+            )
         options = validate_fields(self.options, config.data, config.texts, known=config.known_keys)
         if not self.reads_files:
             self._refuse_unknown(overrides.values)

@@ -20,7 +20,9 @@ class MaterializePromptsConfig(BaseNeMoGymCLIConfig):
 
 
 def run(config: GymConfig, options: MaterializePromptsConfig) -> int:
-    count = materialize_prompts(options.input_jsonl_fpath, options.output_jsonl_fpath, options.prompt_config)
+    count = materialize_prompts(
+        options.input_jsonl_fpath, options.output_jsonl_fpath, options.prompt_config, config.roots
+    )
     print(f"Wrote {counted(count, 'row')} from {options.input_jsonl_fpath} to {options.output_jsonl_fpath}.")
     return 0
 

@@ -35,6 +35,8 @@ class GymConfig:
     """The texts typed on the command line, by dotted key."""
     config_paths: tuple[Path, ...]
     """Every file that was read, lowest first."""
+    roots: tuple[Path, ...]
+    """The component roots, in which relative paths are searched for."""
     file_keys: frozenset[str] = frozenset()
     """The top-level keys that the files define, whether or not the command line sets them too."""
 
@@ -98,6 +100,7 @@ def dump_config(config: GymConfig) -> bytes:
             "servers": [[server.name, server.kind, server.implementation] for server in config.servers],
             "texts": dict(config.texts),
             "config_paths": [str(path) for path in config.config_paths],
+            "roots": [str(root) for root in config.roots],
             "file_keys": sorted(map(str, config.file_keys)),
         }
     )
@@ -112,6 +115,7 @@ def config_from_bytes(data: bytes) -> GymConfig:
         servers=_instances(fields["data"], paths),
         texts=fields["texts"],
         config_paths=tuple(Path(path) for path in fields["config_paths"]),
+        roots=tuple(Path(root) for root in fields["roots"]),
         file_keys=frozenset(fields["file_keys"]),
     )
 

@@ -37,7 +37,7 @@ class Sources:
     overrides: Overrides
     env_path: Path | None
     """env.yaml, which need not exist; None if it is not to be read."""
-    working_dir: Path
+    roots: tuple[Path, ...]
     defaults: Mapping[str, Any]
 
     def first_paths(self, env: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -77,7 +77,9 @@ def load_config(
     folder = working_dir or Path.cwd()
     paths = path_list(config_paths, COMMAND_LINE)
     given = plain_data(defaults or {})
-    return load_sources(Sources(paths, overrides or Overrides(), folder / ENV_FILE, folder, given))
+    return load_sources(
+        Sources(paths, overrides or Overrides(), folder / ENV_FILE, component_roots(folder), given)
+    )
 
 
 def load_sources(sources: Sources) -> GymConfig:
@@ -85,7 +87,7 @@ def load_sources(sources: Sources) -> GymConfig:
     env = load_yaml_file(sources.env_path) if sources.env_path and sources.env_path.is_file() else {}
     above = deep_merge(env, overrides.values)
     files = FileSet(
-        component_roots(sources.working_dir),
+        sources.roots,
         lambda text, values: fill_in(text, deep_merge(dict(values), above)),
     )
     source, named = sources.first_paths(env)
@@ -99,11 +101,15 @@ def load_sources(sources: Sources) -> GymConfig:
         layers.values = delete_path(layers.values, key)
     layers.add(without_paths(overrides.values), COMMAND_LINE)
     read = [sources.env_path.resolve()] if sources.env_path and sources.env_path.is_file() else []
-    return _finished(layers, named, overrides.texts, (*files.files, *read))
+    return _finished(layers, named, overrides.texts, (*files.files, *read), sources.roots)
 
 
 def _finished(
-    layers: _Layers, named: list[str], texts: Mapping[str, str], paths: tuple[Path, ...]
+    layers: _Layers,
+    named: list[str],
+    texts: Mapping[str, str],
+    paths: tuple[Path, ...],
+    roots: tuple[Path, ...],
 ) -> GymConfig:
     """Apply directives, then interpolation, then validation, then check references."""
     file_keys = frozenset(key for key, sources in layers.origins.items() if sources != [COMMAND_LINE])
@@ -113,7 +119,7 @@ def _finished(
     data = {**deep_merge(data, own), CONFIG_PATHS_KEY_NAME: named}
     servers = _servers(data, settings, layers.origins)
     check_references(servers, layers.origins)
-    return GymConfig(data, servers, texts, paths, file_keys)
+    return GymConfig(data, servers, texts, paths, roots, file_keys)
 
 
 def _servers(

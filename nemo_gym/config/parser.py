@@ -13,6 +13,7 @@ from nemo_gym.config.load import ENV_FILE, Sources, load_sources
 from nemo_gym.config.merge import deep_merge
 from nemo_gym.config.overrides import Overrides, overrides_from, parse_arguments
 from nemo_gym.config.ports import fill_ports
+from nemo_gym.config.roots import component_roots
 from nemo_gym.errors import ConfigPathNotFoundError, ServerRefNotFoundError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class GlobalConfigDictParser:
         """The resolved configuration, read-only, with a host and a port for every server."""
         config = parse_config or GlobalConfigDictParserConfig()
         folder = Path.cwd()
-        sources = Sources((), self._overrides(config), _env_path(config, folder), folder, {})
+        sources = Sources((), self._overrides(config), _env_path(config, folder), component_roots(folder), {})
         return fill_ports(load_sources(sources)).values
 
     def _overrides(self, config: GlobalConfigDictParserConfig) -> Overrides:

@@ -11,7 +11,10 @@ INSTALL_ROOT = Path(__file__).resolve().parents[2]
 
 
 def component_roots(working_dir: Path | None = None) -> tuple[Path, ...]:
-    """The folders in NEMO_GYM_EXTRA_ROOTS, the working directory and the install root, if they exist."""
+    """The folders in NEMO_GYM_EXTRA_ROOTS, the working directory and the install root, if they exist.
+
+    Called where a command or a published function begins; what they call gets the result.
+    """
     candidates = (*extra_roots(), working_dir or Path.cwd(), INSTALL_ROOT)
     return tuple(dict.fromkeys(path.resolve() for path in candidates if path.is_dir()))
 

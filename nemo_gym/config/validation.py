@@ -1,7 +1,8 @@
 """Validates configuration data with a pydantic class. One error names every wrong field."""
 
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -26,14 +27,16 @@ def validate_fields(
     texts: Mapping[str, str] | None = None,
     prefix: str = "",
     known: Collection[str] = (),
+    roots: Sequence[Path] = (),
 ) -> Model:
     """`data` (the mapping at `prefix`) as `model_class`. `texts` are the raw override texts by dotted key; a
-    string field takes its text unchanged. Keys in `known` are never reported as misspelt."""
+    string field takes its text unchanged. Keys in `known` are never reported as misspelt. A class that looks
+    for files finds `roots` in pydantic's validation context, as `component_roots`."""
     texts = texts or {}
     values = with_texts(model_class, plain_data(data), texts, prefix)
     lines = near_misses(model_class, values, _below(prefix, texts), known, prefix)
     try:
-        model = model_class.model_validate(values)
+        model = model_class.model_validate(values, context={"component_roots": roots})
     except ValidationError as error:
         raise ConfigError(_message([*problem_lines(error, prefix, model_class), *lines])) from error
     if lines:

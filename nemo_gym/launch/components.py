@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from nemo_gym.config import ServerInstance, component_roots
+from nemo_gym.config import ServerInstance
 from nemo_gym.errors import ComponentError
 from nemo_gym.launch.imports import point_at
 from nemo_gym.servers.server_base import SimpleServer
@@ -27,12 +27,12 @@ def find_component(instance: ServerInstance, roots: Sequence[Path]) -> Path:
     )
 
 
-def load_module(instance: ServerInstance) -> ModuleType:
+def load_module(instance: ServerInstance, roots: Sequence[Path]) -> ModuleType:
     """Import the component's entry module."""
-    file = find_component(instance, component_roots())
+    file = find_component(instance, roots)
     package = f"{instance.kind}.{instance.implementation}"
     try:
-        point_at(package, _folder(instance, file))
+        point_at(package, _folder(instance, file), roots)
         return importlib.import_module(".".join([package, *Path(instance.entrypoint).with_suffix("").parts]))
     except (Exception, SystemExit) as error:  # the boundary to an environment's own code
         raise component_error(instance, file, error, "imported") from error

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from nemo_gym.client import ServerClient, current_client
-from nemo_gym.config import GymConfig, ServerInstance, component_roots, load_config, overrides_from, redact
+from nemo_gym.config import GymConfig, ServerInstance, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
 from nemo_gym.http.clients import plain_client_enabled
@@ -75,7 +75,7 @@ async def _alive(config: GymConfig, instance: ServerInstance, server: HostedServ
     except NeMoGymError:
         raise
     except Exception as error:  # the boundary to an environment's own code
-        file = find_component(instance, component_roots())
+        file = find_component(instance, config.roots)
         raise _redacted(component_error(instance, file, error, "started"), config) from error
     try:
         yield
@@ -128,7 +128,7 @@ def build_hosted(
 ) -> HostedServer:
     """Import, configure and set up one server."""
     instance = config.server(name)
-    file = find_component(instance, component_roots())
+    file = find_component(instance, config.roots)
     hosting = Hosting(config, instance, client, file, worker)
     token = current_hosting.set(hosting)
     try:
@@ -146,7 +146,7 @@ def _redacted(error: ComponentError, config: GymConfig) -> ComponentError:
 
 def _application(hosting: Hosting) -> FastAPI:
     """The component's application. For one of several workers, the module's own `app` if it has one."""
-    module = load_module(hosting.instance)
+    module = load_module(hosting.instance, hosting.config.roots)
     app = getattr(module, "app", None) if hosting.worker is not None else None
     if isinstance(app, FastAPI):
         return app

@@ -17,27 +17,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nemo_gym.config import component_roots
 from nemo_gym.types import SERVER_KINDS
 
 
-def use_component_imports() -> "_ComponentFinder":
-    """Make components importable by their names."""
+def use_component_imports(roots: Sequence[Path]) -> "_ComponentFinder":
+    """Make the components in these roots importable by their names."""
     for finder in sys.meta_path:
         if isinstance(finder, _ComponentFinder):
+            finder.roots = roots
             return finder
-    finder = _ComponentFinder()
+    finder = _ComponentFinder(roots)
     # Before the finder of ordinary modules, but after finders that others put first, such as pytest's.
     sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
     return finder
 
 
-def point_at(package: str, folder: Path) -> None:
+def point_at(package: str, folder: Path, roots: Sequence[Path]) -> None:
     """Make `<kind>.<implementation>` refer to this folder, even if it referred to another before."""
-    finder = use_component_imports()
+    finder = use_component_imports(roots)
     importlib.invalidate_caches()
     kind = importlib.import_module(package.partition(".")[0])
-    kind.__path__ = _folders_of(kind.__name__)
+    kind.__path__ = finder.folders_of(kind.__name__)
     if not _comes_from(package, folder):
         for name in _modules_of(package):
             del sys.modules[name]
@@ -51,7 +51,8 @@ def point_at(package: str, folder: Path) -> None:
 class _ComponentFinder(MetaPathFinder):
     """Finds modules of components in all roots and gives them the import function of their component."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
         self.folders: dict[str, Path] = {}
         """The folders of packages while `point_at` imports them."""
 
@@ -62,14 +63,23 @@ class _ComponentFinder(MetaPathFinder):
         if kind not in SERVER_KINDS:
             return None
         if not inside:
-            return _folder_spec(kind, _folders_of(kind))
+            return _folder_spec(kind, self.folders_of(kind))
         if len(inside) == 1:
-            folder = self.folders.get(fullname) or _first_folder(kind, inside[0])
+            folder = self.folders.get(fullname) or self._first_folder(kind, inside[0])
             return _package_spec(fullname, folder) if folder is not None else None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _ComponentLoader(fullname, spec.loader.path)
         return spec
+
+    def folders_of(self, kind: str) -> list[str]:
+        return [str(root / kind) for root in self.roots if (root / kind).is_dir()]
+
+    def _first_folder(self, kind: str, implementation: str) -> Path | None:
+        """The folder that an ordinary import of a component uses."""
+        folders = [Path(folder, implementation) for folder in self.folders_of(kind)]
+        with_app = [folder for folder in folders if (folder / "app.py").is_file()]
+        return next((folder for folder in (*with_app, *folders) if folder.is_dir()), None)
 
 
 class _ComponentLoader(SourceFileLoader):
@@ -124,13 +134,6 @@ def _modules_of(package: str) -> list[str]:
     return [name for name in sys.modules if name == package or name.startswith(f"{package}.")]
 
 
-def _first_folder(kind: str, implementation: str) -> Path | None:
-    """The folder that an ordinary import of a component uses."""
-    folders = [Path(folder, implementation) for folder in _folders_of(kind)]
-    with_app = [folder for folder in folders if (folder / "app.py").is_file()]
-    return next((folder for folder in (*with_app, *folders) if folder.is_dir()), None)
-
-
 def _package_spec(package: str, folder: Path) -> ModuleSpec:
     init = folder / "__init__.py"
     if not init.is_file():
@@ -147,7 +150,3 @@ def _folder_spec(name: str, folders: list[str]) -> ModuleSpec:
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = folders
     return spec
-
-
-def _folders_of(kind: str) -> list[str]:
-    return [str(root / kind) for root in component_roots() if (root / kind).is_dir()]

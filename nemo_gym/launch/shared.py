@@ -29,7 +29,7 @@ async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
 
     One that dies is restarted, as often as `ng_run +restart_policy=on_failure` would restart it.
     """
-    names = frozenset(instance.name for instance in config.servers if _is_shared(instance))
+    names = frozenset(instance.name for instance in config.servers if _is_shared(config, instance))
     if not names:
         yield Shared(config)
         return
@@ -47,8 +47,9 @@ async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
         await fleet.stop()
 
 
-def _is_shared(instance: ServerInstance) -> bool:
-    return server_class(instance, load_module(instance)).is_one_per_run(instance.settings)
+def _is_shared(config: GymConfig, instance: ServerInstance) -> bool:
+    cls = server_class(instance, load_module(instance, config.roots))
+    return cls.is_one_per_run(instance.settings)
 
 
 async def _watch(fleet: Fleet) -> None:

@@ -1,5 +1,6 @@
 """Finds the weights of the local model: the user's file, an installed package, or the cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,11 +33,17 @@ SMOLLM2 = PackagedWeights(
 
 
 def find_weights(
-    model_path: str | None = None, cache_dir: str | None = None, weights: PackagedWeights = SMOLLM2
+    model_path: str | None = None,
+    cache_dir: str | None = None,
+    weights: PackagedWeights = SMOLLM2,
+    roots: Sequence[Path] | None = None,
 ) -> Path:
-    """The GGUF file to run: the configured one, else that of the installed package, else the cached one."""
+    """The GGUF file to run: the configured one, else that of the installed package, else the cached one.
+
+    A relative `model_path` is searched for in the component roots.
+    """
     if model_path is not None:
-        found = find_file(model_path, component_roots())
+        found = find_file(model_path, component_roots() if roots is None else roots)
         if found is None:
             raise ConfigError(f"model_path: file {model_path} not found; set it to the path of a GGUF file")
         return found
@@ -65,9 +72,9 @@ def models_dir(cache_dir: str | None) -> Path:
     return (Path(cache_dir).expanduser() if cache_dir else user_cache_dir()) / "models"
 
 
-def read_template(path: str) -> str:
-    """The text of a chat template."""
-    found = find_file(path, component_roots())
+def read_template(path: str, roots: Sequence[Path] | None = None) -> str:
+    """The text of a chat template; a relative path is searched for in the component roots."""
+    found = find_file(path, component_roots() if roots is None else roots)
     if found is None:
         raise ConfigError(
             f"chat_template: file {path} not found; set it to the path of a Jinja chat template"

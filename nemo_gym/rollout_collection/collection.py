@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_gym.client import ServerClient
@@ -22,6 +21,7 @@ from nemo_gym.rollout_collection.heartbeat import Heartbeat
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts
@@ -42,16 +42,6 @@ from nemo_gym.trackers import warn_early
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CollectionPolicy:
-    """Settings of a run that are not part of its configuration."""
-
-    max_rollout_attempts: int = 3
-    """Attempts, across all runs, of a rollout that fails because of its input."""
-    heartbeat_s: float = 1.0
-    """Time between two syncs, updates of the display and of the status file."""
-
-
 class Collection:
     """One run into one output."""
 
@@ -60,12 +50,12 @@ class Collection:
         config: RolloutCollectionConfig,
         servers: Servers,
         display: Display,
-        policy: CollectionPolicy | None = None,
+        policy: CollectionPolicy,
     ) -> None:
         self._config = config
         self._servers = servers
         self._display = display
-        self._policy = policy or CollectionPolicy()
+        self._policy = policy
         self._output = Path(config.output_jsonl_fpath)
         self._executor_kind = executor_named(config.executor)
         self._executor: Executor | None = None
@@ -92,7 +82,7 @@ class Collection:
 
     async def run(self) -> Collected:
         self._executor_kind.check(self._servers)
-        prepare_folder(self._config)
+        prepare_folder(self._config, self._policy.roots)
         with exclusive(self._output) as status:
             prepared = self._prepare()
             planned_by_agent = prepared.planned_by_agent()
@@ -118,7 +108,7 @@ class Collection:
         ]:
             note(line)
         self._servers.check_settings()  # before an earlier run is set aside
-        prepared = prepare(config, self._servers, self._policy.max_rollout_attempts, note)
+        prepared = prepare(config, self._servers, self._policy, note)
         if not prepared.is_resumed:
             note(f"{prepared.work.to_run} rollouts to run")
         return prepared

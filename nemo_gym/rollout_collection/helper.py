@@ -12,14 +12,14 @@ from pydantic import BaseModel
 
 from nemo_gym.activity import Activity, current_activity
 from nemo_gym.client import ServerClient
-from nemo_gym.config import max_rollout_attempts
+from nemo_gym.config import component_roots, max_rollout_attempts
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.journal import read_lines
 from nemo_gym.metrics import columns_of
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of, key_of, packed, parsed
-from nemo_gym.rollout_collection.collection import Collection, CollectionPolicy
+from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.end_report import report
@@ -27,6 +27,7 @@ from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows
 from nemo_gym.rollout_collection.planning.remaining import read_plan, remaining_work
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client
@@ -50,7 +51,7 @@ class RolloutCollectionHelper(BaseModel):
         """Collect; returns the rollouts sorted by key, resumed ones included, each read when it is used."""
         display = Display(sys.stderr)
         if config.dry_run:
-            display.note("\n".join(dry_run(config, self._servers_in_sight(), max_rollout_attempts())))
+            display.note("\n".join(dry_run(config, self._servers_in_sight(), _policy())))
             return []
         servers = served_by(self.setup_server_client())
         collected = await Collection(config, servers, display, _policy()).run()
@@ -85,7 +86,7 @@ class RolloutCollectionHelper(BaseModel):
 
     def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:
         """The materialized inputs."""
-        return materialized_rows(config)
+        return materialized_rows(config, component_roots())
 
     def _load_from_cache(
         self, config: RolloutCollectionConfig
@@ -130,7 +131,7 @@ def _indices(row: Row) -> Row:
 
 
 def _policy() -> CollectionPolicy:
-    return CollectionPolicy(max_rollout_attempts())
+    return CollectionPolicy(component_roots(), max_rollout_attempts())
 
 
 def _packed_key(row: Mapping[str, Any]) -> int:

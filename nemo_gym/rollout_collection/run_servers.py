@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from nemo_gym.client import ServerClient, base_url
@@ -90,7 +89,7 @@ class Servers:
         """The whole configuration, for worker processes."""
         if self.to_host is not None:
             return self.to_host
-        return load_sources(Sources((), Overrides(), None, Path.cwd(), self.values))
+        return load_sources(Sources((), Overrides(), None, roots=(), defaults=self.values))
 
     def check_agents(self, agents: Mapping[str, int]) -> None:
         """Refuse agents that are not among the servers."""

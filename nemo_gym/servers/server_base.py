@@ -55,7 +55,7 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
 def configure(config_class: type[BaseModel], config: GymConfig, instance: ServerInstance) -> BaseModel:
     """The block of an instance, validated by the configuration class of its server."""
     data = {**instance.settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
-    return validate_fields(config_class, data, config.texts, instance.path)
+    return validate_fields(config_class, data, config.texts, instance.path, roots=config.roots)
 
 
 class BaseServer(BaseModel):

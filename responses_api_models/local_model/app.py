@@ -11,7 +11,7 @@ from pydantic import PrivateAttr
 
 from nemo_gym.base_responses_api_model import Body, SimpleResponsesAPIModel
 from nemo_gym.config_types import ConfigError
-from nemo_gym.local_engine import LocalEngine, find_weights, generate
+from nemo_gym.local_engine import LocalEngine, generate
 from nemo_gym.local_engine.generation import PromptTooLongError
 from nemo_gym.local_engine.prompt_ids import Conversation, ReplayError, ends_turns_with, only_token
 from nemo_gym.openai_utils import (
@@ -101,8 +101,7 @@ class LocalModel(SimpleResponsesAPIModel):
         return await self._complete(body.model_dump(mode="json", exclude_unset=True))
 
     async def load_weights(self, body: weight_updates.LoadWeights = Body()) -> weight_updates.LoadWeights:
-        is_allowed = self.config.allow_weight_updates
-        return await weight_updates.load_weights(self.engine, body, is_allowed=is_allowed)
+        return await weight_updates.load_weights(self.engine, body, self.config)
 
     async def _complete(self, request: dict[str, Any]) -> Any:
         try:
@@ -139,7 +138,7 @@ class LocalModel(SimpleResponsesAPIModel):
     @cached_property
     def model_name(self) -> str:
         """The name of the configured weights. Weights loaded later differ only by their version."""
-        return find_weights(self.config.model_path, self.config.cache_dir).stem
+        return self.config.find_weights(self.config.model_path).stem
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The settings of local_model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig
 from nemo_gym.config_types import ConfigError
@@ -42,6 +43,15 @@ class LocalModelConfig(BaseResponsesAPIModelConfig):
     cache_dir: str | None = None
     """Where `ng_fetch_model` stored the weights, if not in the default folder."""
 
+    _roots: Sequence[Path] | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any) -> None:
+        self._roots = context["component_roots"] if context else None
+
+    def find_weights(self, model_path: str | None) -> Path:
+        """The file at this path, else that of the default weights."""
+        return find_weights(model_path, self.cache_dir, roots=self._roots)
+
     def engine_settings(self) -> EngineSettings:
         """The settings of the engine; raises ConfigError if they cannot work."""
         if self.allow_weight_updates and (self.num_workers or 1) > 1:
@@ -52,8 +62,8 @@ class LocalModelConfig(BaseResponsesAPIModelConfig):
         cores = available_cores()
         template = self.chat_template or (_TOOLS_TEMPLATE if self.model_path is None else None)
         return EngineSettings(
-            model_path=find_weights(self.model_path, self.cache_dir),
-            chat_template=read_template(template) if template is not None else None,
+            model_path=self.find_weights(self.model_path),
+            chat_template=read_template(template, self._roots) if template is not None else None,
             slots=self.slots,
             context=self.context,
             threads=self.threads or max(1, cores - 1),

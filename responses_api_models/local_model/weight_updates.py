@@ -6,7 +6,8 @@ from fastapi import HTTPException
 from pydantic import BaseModel
 
 from nemo_gym.config_types import ConfigError
-from nemo_gym.local_engine import LocalEngine, find_weights
+from nemo_gym.local_engine import LocalEngine
+from responses_api_models.local_model.config import LocalModelConfig
 
 WEIGHT_VERSION = "weight_version"
 
@@ -20,15 +21,15 @@ class LoadWeights(BaseModel):
     """Put on every response that these weights generate."""
 
 
-async def load_weights(engine: LocalEngine, weights: LoadWeights, *, is_allowed: bool) -> LoadWeights:
+async def load_weights(engine: LocalEngine, weights: LoadWeights, config: LocalModelConfig) -> LoadWeights:
     """Load weights; returns when nothing uses the old ones any more."""
-    if not is_allowed:
+    if not config.allow_weight_updates:
         raise HTTPException(
             403,
             "changing the weights of this server is not allowed; set allow_weight_updates: true to allow it",
         )
     try:
-        await engine.reload(find_weights(weights.model_path), weights.weight_version)
+        await engine.reload(config.find_weights(weights.model_path), weights.weight_version)
     except ConfigError as error:
         raise HTTPException(400, str(error)) from error
     return weights

@@ -10,7 +10,12 @@ from nemo_gym.errors import ChangedInputsError
 from nemo_gym.records import parsed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.execution.executor_table import executor_named
-from nemo_gym.rollout_collection.planning.materialize import find_input, materialize, materialized_before
+from nemo_gym.rollout_collection.planning.materialize import (
+    find_input,
+    materialize,
+    materialized_before,
+    recipe_of,
+)
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import (
     check_output,
@@ -19,6 +24,7 @@ from nemo_gym.rollout_collection.planning.prepare import (
 )
 from nemo_gym.rollout_collection.planning.preview import ResumePreview
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import counted
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME
@@ -28,11 +34,11 @@ _CHARACTERS_PER_TOKEN = 4
 """Of English text, roughly."""
 
 
-def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attempts: int) -> list[str]:
+def dry_run(config: RolloutCollectionConfig, servers: Servers | None, policy: CollectionPolicy) -> list[str]:
     """The lines of a dry run. Raises the errors of a run. Without servers, agents are not checked."""
     executor_kind = executor_named(config.executor)
-    check_output(config)
-    size, resumption = _Size(), ResumePreview.of(config, max_attempts)
+    check_output(config, policy.roots)
+    size, resumption = _Size(), ResumePreview.of(config, policy.max_rollout_attempts)
 
     def take(line: bytes) -> None:
         size.take(parsed(line))
@@ -40,11 +46,12 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, max_attemp
             resumption.take(line)
 
     notes: list[str] = []
-    if resumption is not None and find_input(config) is None:
-        notes.append(check_without_input(config, resumption.manifest))
+    if resumption is not None and find_input(config, policy.roots) is None:
+        recipe = recipe_of(config, policy.roots)
+        notes.append(check_without_input(config, recipe, resumption.manifest))
         plan = materialized_before(config.materialized_jsonl_fpath, take)
     else:
-        plan = materialize(config, take)
+        plan = materialize(config, policy.roots, take)
     if servers is not None:
         executor_kind.check(servers)
         servers.check_agents(plan.by_agent)

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_gym.codec import decode_json, encode_json
-from nemo_gym.config import component_roots, find_file, mask_secrets
+from nemo_gym.config import find_file, mask_secrets
 from nemo_gym.errors import InputError
 from nemo_gym.journal import read_lines
 from nemo_gym.prompt import load_prompt_config
@@ -59,16 +59,18 @@ class Materialized:
         }
 
 
-def find_input(config: RolloutCollectionConfig) -> Path | None:
-    return find_file(config.input_jsonl_fpath, component_roots())
+def find_input(config: RolloutCollectionConfig, roots: Sequence[Path]) -> Path | None:
+    return find_file(config.input_jsonl_fpath, roots)
 
 
-def materialize(config: RolloutCollectionConfig, write: Callable[[bytes], Any]) -> Materialized:
+def materialize(
+    config: RolloutCollectionConfig, roots: Sequence[Path], write: Callable[[bytes], Any]
+) -> Materialized:
     """Plan the whole input; `write` gets each materialized line, newline included."""
     digest = hashlib.sha256()
     planned, sample = 0, b""
-    plan = new_plan(config)
-    for one in planned_lines(plan, config):
+    plan = _new_plan(config, roots)
+    for one in _planned_lines(plan, config, roots):
         line = one.line + b"\n"
         digest.update(line)
         write(line)
@@ -93,22 +95,23 @@ def materialized_before(path: Path, write: Callable[[bytes], Any]) -> Materializ
     return Materialized(by_agent.total(), len(tasks), by_agent, digest.hexdigest(), sample, [])
 
 
-def materialized_rows(config: RolloutCollectionConfig) -> list[dict[str, Any]]:
+def materialized_rows(config: RolloutCollectionConfig, roots: Sequence[Path]) -> list[dict[str, Any]]:
     """The plan as a list of rows."""
-    return [decode_json(one.line) for one in planned_lines(new_plan(config), config)]
+    return [decode_json(one.line) for one in _planned_lines(_new_plan(config, roots), config, roots)]
 
 
-def new_plan(config: RolloutCollectionConfig) -> Plan:
-    prompt = load_prompt_config(config.prompt_config) if config.prompt_config is not None else None
+def _new_plan(config: RolloutCollectionConfig, roots: Sequence[Path]) -> Plan:
+    prompt = load_prompt_config(config.prompt_config, roots) if config.prompt_config is not None else None
     return Plan(config, config.input_jsonl_fpath, prompt)
 
 
-def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[PlanLine]:
-    path = find_input(config)
+def _planned_lines(plan: Plan, config: RolloutCollectionConfig, roots: Sequence[Path]) -> Iterator[PlanLine]:
+    path = find_input(config, roots)
     if path is None:
-        roots = ", ".join(map(str, component_roots()))
+        searched = ", ".join(map(str, roots))
         raise InputError(
-            f"input_jsonl_fpath: {config.input_jsonl_fpath}: not found; searched in {roots}; check the path"
+            f"input_jsonl_fpath: {config.input_jsonl_fpath}: not found; searched in {searched}; "
+            "check the path"
         )
     try:
         with path.open("rb") as file:
@@ -120,12 +123,12 @@ def planned_lines(plan: Plan, config: RolloutCollectionConfig) -> Iterator[PlanL
         raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
 
 
-def recipe_of(config: RolloutCollectionConfig) -> dict[str, Any]:
+def recipe_of(config: RolloutCollectionConfig, roots: Sequence[Path]) -> dict[str, Any]:
     """The settings and files that make the plan, secrets hidden. The same recipe makes the same plan."""
     settings = config.model_dump(include=set(_PLAN_FIELDS))
-    files = {INPUT_DIGEST: _file_digest(find_input(config))}
+    files = {INPUT_DIGEST: _file_digest(find_input(config, roots))}
     if config.prompt_config is not None:
-        files["prompt_sha256"] = _file_digest(find_file(config.prompt_config, component_roots()))
+        files["prompt_sha256"] = _file_digest(find_file(config.prompt_config, roots))
     recipe = {**settings, **files}
     # Computed before secrets are hidden: another secret is another recipe.
     return {**mask_secrets(recipe), RECIPE_DIGEST: hashlib.sha256(encode_json(recipe)).hexdigest()}

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from nemo_gym.rollout_collection.planning.remaining import (
     remaining_work,
     whole_plan,
 )
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
 from nemo_gym.rollout_collection.recording.scan import Found, recover_output
@@ -56,9 +57,9 @@ class Prepared:
 _OTHER_OUTPUT = "choose another +output_jsonl_fpath="
 
 
-def prepare_folder(config: RolloutCollectionConfig) -> None:
+def prepare_folder(config: RolloutCollectionConfig, roots: Sequence[Path]) -> None:
     """Create the folder of the output, if `check_output` accepts it."""
-    check_output(config)
+    check_output(config, roots)
     output = Path(config.output_jsonl_fpath)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def prepare_folder(config: RolloutCollectionConfig) -> None:
         raise _cannot_write(output, str(error.strerror)) from error
 
 
-def check_output(config: RolloutCollectionConfig) -> None:
+def check_output(config: RolloutCollectionConfig, roots: Sequence[Path]) -> None:
     """Refuse an output that cannot be written, is not a file, or would replace the input."""
     output = Path(config.output_jsonl_fpath)
     folder = next(path for path in output.absolute().parents if os.path.lexists(path))
@@ -78,7 +79,7 @@ def check_output(config: RolloutCollectionConfig) -> None:
         raise ConfigError(
             f"output_jsonl_fpath: {output} is a folder or a device, not a file; {_OTHER_OUTPUT}"
         )
-    source = find_input(config)
+    source = find_input(config, roots)
     if source is not None and any(path.exists() and source.samefile(path) for path in files_of_run(output)):
         raise ConfigError(
             f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {_OTHER_OUTPUT}"
@@ -95,22 +96,24 @@ def missing_to_resume(config: RolloutCollectionConfig) -> list[str]:
     return [str(path) for path in files if not path.exists()]
 
 
-def prepare(config: RolloutCollectionConfig, servers: Servers, max_attempts: int, note: Note) -> Prepared:
+def prepare(
+    config: RolloutCollectionConfig, servers: Servers, policy: CollectionPolicy, note: Note
+) -> Prepared:
     """Write a new plan, or resume the earlier run."""
     if config.resume_from_cache:
         missing = missing_to_resume(config)
         if not missing:
-            return _Resumption(config, servers, max_attempts, note).prepare()
+            return _Resumption(config, servers, policy, note).prepare()
         note(f"Nothing to resume: {' and '.join(missing)} not found. Starting a new run.")
-    return _start_new_run(config, servers, max_attempts, note)
+    return _start_new_run(config, servers, policy, note)
 
 
 def _start_new_run(
-    config: RolloutCollectionConfig, servers: Servers, max_attempts: int, note: Note
+    config: RolloutCollectionConfig, servers: Servers, policy: CollectionPolicy, note: Note
 ) -> Prepared:
     output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
     with new_file(materialized) as file:
-        plan = materialize(config, file.write)
+        plan = materialize(config, policy.roots, file.write)
         servers.check_agents(plan.by_agent)
         for warning in plan.warnings():
             note(warning)
@@ -121,8 +124,8 @@ def _start_new_run(
         hint = "" if config.resume_from_cache else " (+resume_from_cache=true would have continued it)"
         note(f"The files of an earlier run were renamed: {names}{hint}")
     manifest = Manifest.new(manifest_path_for(output), config.model_dump(), servers.values)
-    manifest.data["materialized_inputs"] = plan.as_data(recipe_of(config))
-    return Prepared(whole_plan(materialized, plan.by_agent, max_attempts), manifest)
+    manifest.data["materialized_inputs"] = plan.as_data(recipe_of(config, policy.roots))
+    return Prepared(whole_plan(materialized, plan.by_agent, policy.max_rollout_attempts), manifest)
 
 
 @dataclass
@@ -131,7 +134,7 @@ class _Resumption:
 
     config: RolloutCollectionConfig
     servers: Servers
-    max_attempts: int
+    policy: CollectionPolicy
     note: Note
 
     def __post_init__(self) -> None:
@@ -150,7 +153,9 @@ class _Resumption:
         failures = failures_path_for(self.output)
         past, recovery = recover_failures(failures)
         self._report_repair(failures, recovery)
-        work = remaining_work(self.materialized, set(found.index.keys), past, self.max_attempts)
+        work = remaining_work(
+            self.materialized, set(found.index.keys), past, self.policy.max_rollout_attempts
+        )
         self.servers.check_agents(work.to_run_by_agent)
         self._describe(work)
         return Prepared(work, manifest, True, found)
@@ -158,9 +163,9 @@ class _Resumption:
     def _checked_inputs(self, earlier: Manifest | None, changed: list[str]) -> Any:
         """The plan of this run; refuses one that differs from that of the earlier run."""
         inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
-        recipe = recipe_of(self.config)
-        if find_input(self.config) is None:
-            self.note(check_without_input(self.config, earlier))
+        recipe = recipe_of(self.config, self.policy.roots)
+        if find_input(self.config, self.policy.roots) is None:
+            self.note(check_without_input(self.config, recipe, earlier))
             self._refuse(changed)
             return inputs
         # The manifest of a run that was killed while it changed to a larger plan still has the old plan.
@@ -171,7 +176,7 @@ class _Resumption:
         candidate = self.materialized.with_name(f".{self.materialized.name}.candidate.tmp")
         try:
             with new_file(candidate) as file:
-                plan = materialize(self.config, file.write)
+                plan = materialize(self.config, self.policy.roots, file.write)
                 self.servers.check_agents(plan.by_agent)
                 for warning in plan.warnings():
                     self.note(warning)
@@ -246,10 +251,12 @@ class _Resumption:
             self.note(f"… and {len(recovery.set_aside) - _SHOWN} more such lines")
 
 
-def check_without_input(config: RolloutCollectionConfig, earlier: Manifest | None) -> str:
+def check_without_input(
+    config: RolloutCollectionConfig, recipe: dict[str, Any], earlier: Manifest | None
+) -> str:
     """Refuse to change a plan whose input file is missing; returns a message if the plan stays the same."""
     inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
-    if other := changed_recipe(inputs, recipe_of(config)):
+    if other := changed_recipe(inputs, recipe):
         raise ChangedInputsError(
             f"{config.input_jsonl_fpath}: not found; it is needed because the plan has changed:"
             f"{_listed(other)}\nPut the file back, or resume with the settings of the earlier run"

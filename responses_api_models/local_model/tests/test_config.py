@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nemo_gym.config import validate_fields
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import LocalEngine, find_weights
 from responses_api_models.local_model.config import LocalModelConfig
@@ -58,6 +59,15 @@ def test_settings_are_passed_to_the_engine(weights: Path, tmp_path: Path) -> Non
     assert (settings.slots, settings.context) == (3, 640)
     assert (settings.threads, settings.prompt_threads) == (5, 5)
     assert (settings.max_restarts, settings.restart_window_s) == (7, 11.5)
+
+
+def test_relative_files_are_searched_for_in_the_roots_of_the_configuration(
+    weights: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    files = {**PLACE, "model_path": weights.name, "chat_template": "mine.jinja"}
+    settings = validate_fields(LocalModelConfig, files, roots=(tmp_path,)).engine_settings()
+    assert (settings.model_path, settings.chat_template) == (weights, "{{ messages }}")
 
 
 def test_default_model_gets_a_template_that_supports_tools() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import nemo_gym
+from nemo_gym.config import config_from_bytes, dump_config, load_config
 from nemo_gym.config_types import ComponentError
+from nemo_gym.launch import host_embedded
 from tests.support.components import SERVER, write_component, write_files
 
 
@@ -72,6 +74,23 @@ def test_extra_root_comes_before_the_working_directory(folder: Path, monkeypatch
     write_component(folder / "extra", "twice", SERVER + "ANSWER = 'extra root'")
     monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "extra"))
     assert ask(config, "twice") == ["extra root"]
+
+
+def test_roots_are_those_of_the_moment_at_which_the_configuration_was_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
+    path = write_component(folder / "then", "settled", app, {"utils.py": "WORD = 'then'"})
+    write_component(folder / "now", "settled", app, {"utils.py": "WORD = 'now'"})
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "then"))
+    config = config_from_bytes(dump_config(load_config(path)))  # as a worker process receives it
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "now"))
+
+    async def call() -> Any:
+        async with host_embedded(config) as client:
+            return await (await client.post("settled", "/ask", json={})).json()
+
+    assert asyncio.run(call())["answer"] == "then"
 
 
 def test_one_name_under_two_roots_is_resolved_per_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +189,12 @@ def test_package_file_of_a_component_runs_before_its_app(folder: Path) -> None:
 def test_import_after_hosting_uses_the_first_root_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = write_component(folder / "a", "moves", SERVER + "ANSWER = 'a'")
+    write_component(folder / "a", "moves", SERVER + "ANSWER = 'a'", {"serve.py": SERVER + "ANSWER = 'a'"})
     write_component(folder / "b", "moves", SERVER + "ANSWER = 'b'")
-    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "a"))
-    assert ask(config, "moves") == ["a"]
-    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "b"))
+    block = "{resources_servers: {moves: {entrypoint: serve.py, domain: other}}}"
+    write_files(folder, {"moves.yaml": f"moves: {block}"})
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", f"{folder / 'b'}:{folder / 'a'}")
+    assert ask("moves.yaml", "moves") == ["a"]  # the only one with this entrypoint
     for name in [name for name in sys.modules if name.startswith("resources_servers.moves")]:
         del sys.modules[name]
     assert import_module("resources_servers.moves.app").ANSWER == "b"

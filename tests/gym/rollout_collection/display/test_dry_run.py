@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from nemo_gym.config import component_roots
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.config.plain_data import frozen_dictconfig
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 from nemo_gym.rollout_collection.display.dry_run import dry_run
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import Servers
 from tests.support.commands import free_port
 from tests.support.scripted_agent import Playground, row
@@ -23,7 +25,8 @@ Capture = pytest.CaptureFixture[str]
 def dry_run_text(
     playground: Playground, servers: Servers | None = None, max_attempts: int = 3, **settings: Any
 ) -> str:
-    return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers, max_attempts))
+    policy = CollectionPolicy(component_roots(), max_attempts)
+    return "\n".join(dry_run(playground.config(dry_run=True, **settings), servers, policy))
 
 
 def content(folder: Path) -> dict[str, tuple[bytes, int]]:

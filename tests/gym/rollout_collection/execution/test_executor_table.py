@@ -6,6 +6,7 @@ from nemo_gym.client import ServerClient
 from nemo_gym.errors import ConfigError
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.execution.executor_table import EXECUTORS, executor_named
+from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import Servers
 from tests.support.scripted_agent import Playground
 
@@ -18,7 +19,7 @@ def test_unknown_executor_is_an_error_that_lists_the_known_ones(playground: Play
     with pytest.raises(ConfigError, match=expected):
         playground.collect(executor="ray")
     with pytest.raises(ConfigError, match=expected):
-        dry_run(playground.config(executor="ray"), None, 3)
+        dry_run(playground.config(executor="ray"), None, CollectionPolicy(roots=()))
     assert not playground.output.parent.exists()
 
 
