@@ -51,6 +51,11 @@ class _SharedClients:
             return self._open()
         return clients
 
+    def plain(self) -> PlainTransport:
+        """Usable even if the session of aiohttp has been closed."""
+        clients = self._by_loop.get(asyncio.get_running_loop())
+        return (clients or self._open()).plain
+
     def _open(self) -> _LoopClients:
         """Create clients for the running event loop; they replace those it has."""
         # By default the pool has no limit: callers bound the number of calls in flight.
@@ -101,14 +106,14 @@ def http_transport(call: Call) -> Transport:
     aiohttp is used if the plain client is switched off, cannot send the call or lacks an API of aiohttp. It
     is also used if the size of its connection pool was set, because that size limits all calls.
     """
-    clients = _shared.current()
-    is_plain = (
+    if (
         _shared.is_plain_enabled
         and _shared.config is None
         and aiohttp_internals.probe.passed
         and can_send(call)
-    )
-    return clients.plain if is_plain else clients.aiohttp
+    ):
+        return _shared.plain()
+    return _shared.current().aiohttp
 
 
 def get_global_aiohttp_client(*_: Any, **__: Any) -> aiohttp.ClientSession:

@@ -128,7 +128,6 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_in_message = True
-        self._forget_response()
 
     def _forget_response(self) -> None:
         self._headers: list[tuple[str, str]] = []
@@ -155,7 +154,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._is_in_message = False
         if self._parser.get_status_code() < 200:  # `100 Continue` and the like: the response follows
-            self._has_head = False
+            self._forget_response()
             return
         keep = self._parser.should_keep_alive() and self._waiting is not None
         self._finish()
@@ -166,16 +165,15 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         waiting, self._waiting = self._waiting, None
-        self._has_head = False
-        if waiting is None or waiting.done():
-            return
-        try:
-            body = _decoded(self._coding, b"".join(self._parts))
-        except zlib.error as error:
-            waiting.set_exception(aiohttp.ClientPayloadError(f"the response cannot be decompressed: {error}"))
-        else:
-            waiting.set_result(_Received(self._parser.get_status_code(), self._headers, body))
-        self._forget_response()  # an idle connection holds no memory
+        if waiting is not None and not waiting.done():
+            try:
+                body = _decoded(self._coding, b"".join(self._parts))
+            except zlib.error as error:
+                reason = f"the response cannot be decompressed: {error}"
+                waiting.set_exception(aiohttp.ClientPayloadError(reason))
+            else:
+                waiting.set_result(_Received(self._parser.get_status_code(), self._headers, body))
+        self._forget_response()  # also because an idle connection should hold no memory
 
     def _fail(self, error: aiohttp.ClientError) -> None:
         waiting, self._waiting = self._waiting, None

@@ -52,8 +52,8 @@ class ClientResponse:
         "_content",
         "_cookies",
         "_headers",
-        "_raw_headers",
         "method",
+        "raw_headers",
         "sent_cookies",
         "status",
         "url",
@@ -67,7 +67,7 @@ class ClientResponse:
         self.url = url
         self.sent_cookies: Cookies = _NO_COOKIES
         """The cookies of the request. `cookies` has the same objects where they come back unchanged."""
-        self._raw_headers = headers
+        self.raw_headers = headers
         self._body = body
         self._headers: CIMultiDictProxy[str] | None = None
         self._cookies: SimpleCookie | None = None
@@ -83,12 +83,8 @@ class ClientResponse:
     @property
     def headers(self) -> CIMultiDictProxy[str]:
         if self._headers is None:
-            self._headers = CIMultiDictProxy(CIMultiDict(self._raw_headers))
+            self._headers = CIMultiDictProxy(CIMultiDict(self.raw_headers))
         return self._headers
-
-    @property
-    def raw_headers(self) -> Headers:
-        return self._raw_headers
 
     @property
     def cookies(self) -> SimpleCookie:
@@ -96,7 +92,7 @@ class ClientResponse:
         if self._cookies is None:
             fields = [
                 value
-                for name, value in self._raw_headers
+                for name, value in self.raw_headers
                 if name == "set-cookie" or name.lower() == "set-cookie"
             ]
             self._cookies = _jar(fields, self.sent_cookies)

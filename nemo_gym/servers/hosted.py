@@ -131,8 +131,7 @@ class HostedServer(HostedApp):
         finally:
             request.close()
             if request.agent_request is not None:
-                request.agent_request.leave()
-                request.agent_request.end_own_session(self.sessions, request.session_id)
+                request.agent_request.leave(self.sessions, request.session_id)
                 if request.agent_request.kept:
                     await request.agent_request.close_sessions()
         return request.respond(reply)

@@ -97,12 +97,12 @@ class AgentRequest(ReceivedSessions):
         kept = () if self._closes else self.kept.values()
         return [(SESSION_HEADER, f"{one.cookie_name}={one.cookie_value};") for one in kept]
 
-    def leave(self) -> None:
-        """Call when the code that serves the request has finished, before `close_sessions`."""
-        current_sessions.reset(self._token)
+    def leave(self, store: SessionStore, session_id: str) -> None:
+        """Call when the code that serves the request has finished, before `close_sessions`.
 
-    def end_own_session(self, store: SessionStore, session_id: str) -> None:
-        """Call when a run has left its session on the agent itself: it ends, unless the caller brought it."""
+        A run ends its session on the agent itself, too, unless the caller brought it.
+        """
+        current_sessions.reset(self._token)
         if not self._closes or not store.holds(session_id):
             return
         if session_id_in(self.brought.get(store.cookie_name)) != session_id:

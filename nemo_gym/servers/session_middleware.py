@@ -63,8 +63,7 @@ class SessionMiddleware:
         finally:
             self.store.close(session)
             if request is not None:
-                request.leave()
-                request.end_own_session(self.store, session.id)
+                request.leave(self.store, session.id)
                 await request.close_sessions()
 
     def _closing_on_shutdown(self, receive: Receive) -> Receive:
