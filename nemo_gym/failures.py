@@ -11,7 +11,6 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum, StrEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -116,6 +115,8 @@ def _known_kind(text: str) -> FailureKind | None:
 @lru_cache(maxsize=64)  # once per name
 def _warn_of_near_miss(text: str) -> None:
     """An agent may make up a class, but one that is nearly a kind is probably misspelt."""
+    from difflib import get_close_matches
+
     close = get_close_matches(text.lower(), list(FailureKind), n=1, cutoff=0.8)
     if close:
         logger.warning(

@@ -1,9 +1,11 @@
-"""The metrics hooks that agents and resources servers share."""
+"""The metrics hooks that agents and resources servers share.
+
+`nemo_gym.metrics` is imported when a server first computes metrics, which most never do: start-up is faster.
+"""
 
 from typing import Any
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest
-from nemo_gym.metrics import compute_aggregate_metrics, default_key_metrics
 
 _HOOKS = frozenset({"compute_metrics", "get_key_metrics", "aggregate_metrics"})
 
@@ -17,9 +19,13 @@ class AggregatesMetrics:
 
     def get_key_metrics(self, agent_metrics: dict[str, Any]) -> dict[str, Any]:
         """The most important metrics, shown first in reports."""
+        from nemo_gym.metrics import default_key_metrics
+
         return default_key_metrics(agent_metrics)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest) -> AggregateMetrics:
+        from nemo_gym.metrics import compute_aggregate_metrics
+
         return compute_aggregate_metrics(body.verify_responses, self.compute_metrics, self.get_key_metrics)
 
     async def has_own_metrics(self) -> bool:
