@@ -5,7 +5,8 @@ it is untracked. On a `main` without changes, the files of the last commit count
 
 A test module runs if it changed or if it reaches a changed module through at most three imports, nearest
 first. All tests of a component run if any of its files changed, and all tests of a folder if its conftest.py
-changed. Whole runs (`tests/e2e`) run only if their own file changed. No test starts after 60 seconds.
+changed. Whole runs (`tests/e2e`) run only if their own file changed. The tests in `tests/foreign` belong to
+third-party environments and run only through ours. No test starts after 60 seconds.
 """
 
 import subprocess
@@ -21,6 +22,7 @@ MAX_DISTANCE = 3
 STOP_AFTER_S = 60
 COMPONENTS = ("resources_servers", "responses_api_agents", "responses_api_models")
 WHOLE_RUNS = Path("tests/e2e")
+THIRD_PARTY = Path("tests/foreign")
 ALWAYS = (Path("tests/test_layers.py"), Path("tests/gym/test_imports.py"))
 """Quick, and about all modules."""
 
@@ -46,9 +48,13 @@ def select_tests(changed: Iterable[Path], files: Iterable[Path], root: Path = RO
     for test in files:
         if folders & {test.parent, *test.parents}:
             distances.setdefault(test, 1)
-    tests = [file for file in files if file in distances and file.name.startswith("test_")]
+    tests = [file for file in files if file in distances and _is_test(file)]
     wanted = [test for test in tests if test in changed or not test.is_relative_to(WHOLE_RUNS)]
     return sorted(wanted, key=lambda test: (distances[test], test))
+
+
+def _is_test(file: Path) -> bool:
+    return file.name.startswith("test_") and not file.is_relative_to(THIRD_PARTY)
 
 
 def _tested_folder(file: Path) -> Path | None:

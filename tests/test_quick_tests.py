@@ -23,6 +23,7 @@ FILES = {
     "tests/test_part.py": "from pkg.part import value\n",
     "tests/test_other.py": "import json\n",
     "tests/e2e/test_run.py": "import pkg.core\n",
+    "tests/foreign/resources_servers/theirs/tests/test_app.py": "import pkg.core\n",
     "resources_servers/one/app.py": "",
     "resources_servers/one/configs/one.yaml": "",
     "resources_servers/one/tests/test_app.py": "",
@@ -70,6 +71,15 @@ def test_conftest_selects_all_tests_of_its_folder(choose: Choice) -> None:
     chosen = choose("tests/conftest.py")
     assert {"tests/test_core.py", "tests/test_other.py"} <= set(chosen)
     assert "tests/e2e/test_run.py" not in chosen
+
+
+def test_tests_of_third_party_environments_are_left_to_ours(choose: Choice) -> None:
+    for changed in (
+        "pkg/core.py",
+        "tests/conftest.py",
+        "tests/foreign/resources_servers/theirs/tests/test_app.py",
+    ):
+        assert not any("foreign" in test for test in choose(changed))
 
 
 def test_files_without_tests_select_none(choose: Choice) -> None:
