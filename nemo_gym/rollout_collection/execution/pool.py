@@ -180,7 +180,10 @@ class WorkerPool:
             async with asyncio.timeout(limit_s):
                 message = await link.receive()
         except TimeoutError:
-            raise WorkerError(f"worker {slot.number} is not ready after {limit_s:g} s. {_HINT}") from None
+            raise WorkerError(
+                f"the servers of worker {slot.number} did not start within {limit_s:g} s; see the output above, "
+                f"and fix their start-up. {_HINT}"
+            ) from None
         if isinstance(message, StartFailed):
             if self._is_over():  # the other workers have finished everything
                 return
@@ -209,6 +212,8 @@ class WorkerPool:
 
     def _next_rollouts(self, slot: _Slot) -> list[PlannedRollout]:
         rollouts: list[PlannedRollout] = []
+        if len(slot.in_flight) == 1 and self._is_suspect(*slot.in_flight.values()):
+            return rollouts  # it stays alone, also when another worker dies
         while self._grace_s is None and len(slot.in_flight) < slot.share:
             if self._taken_back and self._is_suspect(self._taken_back[0]) and slot.in_flight:
                 break  # it gets a worker to itself, so that no other rollout dies with it
@@ -250,7 +255,7 @@ class WorkerPool:
         self._retries_of_dead += slot.state.retries
         slot.state = ExecutorState()
         logger.warning(
-            "worker %d died (%s); its %d rollouts are played again", slot.number, ending, len(rollouts)
+            "worker %d died (%s); rollouts to play again: %d", slot.number, ending, len(rollouts)
         )
         for key, rollout in rollouts.items():
             self._deaths[key] = deaths = self._deaths.get(key, 0) + 1

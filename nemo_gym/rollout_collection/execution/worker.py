@@ -1,4 +1,4 @@
-"""A worker: hosts the servers, plays the rollouts that its driver sends, and sends back the outcomes.
+"""A worker: hosts the servers, plays the rollouts that its pool sends, and sends back the outcomes.
 
 It knows nothing about processes or sockets: it obeys the messages of `link.py`.
 """
@@ -78,7 +78,7 @@ async def serve(driver: DriverLink, setup: WorkerSetup) -> None:
 
 
 class Worker:
-    """Plays what the driver sends."""
+    """Plays what the pool sends."""
 
     def __init__(self, driver: DriverLink, policy: WorkerPolicy) -> None:
         self._driver = driver

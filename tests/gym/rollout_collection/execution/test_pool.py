@@ -153,7 +153,7 @@ def test_rollouts_of_a_dead_worker_are_played_by_another(caplog: pytest.LogCaptu
     run.play(dying(lambda numbers: 5 in numbers and next(deaths, False)))
     run.check_each_once()
     assert not run.failures and len(run.links) == 3
-    assert "died (exit code 1, WorkerCrash); its 4 rollouts are played again" in caplog.text
+    assert "died (exit code 1, WorkerCrash); rollouts to play again: 4" in caplog.text
 
 
 def deadly_rollout(alone: list[bool]) -> Callable[[list[int]], bool]:
@@ -184,6 +184,37 @@ def test_rollout_with_few_attempts_is_alone_before_it_fails() -> None:
     run.play(dying(deadly_rollout(alone)))
     run.check_each_once()
     assert list(run.failures) == [5] and alone == [False, True]
+
+
+def test_suspect_stays_alone_while_another_worker_dies() -> None:
+    """Rollout 0 kills two workers; then it plays alone until another worker has died, and succeeds."""
+    deaths: Counter[int] = Counter()
+    beside_the_suspect: list[int] = []
+
+    async def run_worker(end: WorkerEnd) -> None:
+        end.send(Ready())
+        suspect: list[PlannedRollout] = []
+        while isinstance(message := await end.receive(), Play):
+            for one in message.rollouts:
+                task = one.key.task
+                if task == 0 and deaths[0] == 2:
+                    suspect = [one]
+                    asyncio.get_running_loop().call_later(1.0, end.send, finished(suspect))
+                elif suspect:
+                    beside_the_suspect.append(task)
+                    end.send(finished([one]))
+                elif task == 0 or (task == 9 and deaths[0] == 2 and not deaths[9]):
+                    deaths[task] += 1
+                    raise WorkerCrash
+                else:
+                    await asyncio.sleep(0.01)
+                    end.send(finished([one]))
+
+    run = Run(30, [2, 2])
+    run.play(run_worker)
+    run.check_each_once()
+    assert deaths == {0: 2, 9: 1} and not run.failures
+    assert not beside_the_suspect
 
 
 def test_workers_that_all_die_end_the_run_with_an_error() -> None:
@@ -280,7 +311,7 @@ def test_worker_that_is_not_ready_in_time_ends_the_run() -> None:
         await asyncio.Event().wait()
 
     run = Run(5, [2], replace(PATIENT, startup_s=0.05, exit_s=0.05))
-    with pytest.raises(WorkerError, match=r"worker 0 is not ready after 0\.05 s"):
+    with pytest.raises(WorkerError, match=r"the servers of worker 0 did not start within 0\.05 s"):
         run.play(run_worker)
     assert run.links[0].was_killed
 
