@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from io import IOBase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -17,6 +18,9 @@ _JSON = ("Content-Type", "application/json")
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 _FORM = ("Content-Type", "application/x-www-form-urlencoded")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_BYTES = (bytes, bytearray, memoryview)
+_IN_PARTS = (*_BYTES, IOBase)
+"""Values of a form that aiohttp sends as parts of a multipart body."""
 
 _PLAIN_URL = re.compile(
     r"(https?://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?)?(/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?"
@@ -142,12 +146,12 @@ class _Payload(NamedTuple):
 def _payload(json: Any, data: Any) -> _Payload:
     if json is not None:
         return _Payload(encode_json(json), _JSON)
-    if data is None or isinstance(data, bytes):
-        return _Payload(data or b"")
+    if data is None or isinstance(data, _BYTES):
+        return _Payload(bytes(data or b""))
     if isinstance(data, str):
         return _Payload(data.encode(), _TEXT)
-    if isinstance(data, Mapping) and all(isinstance(value, str | int | float) for value in data.values()):
-        return _Payload(urlencode(data).encode(), _FORM)
+    if isinstance(data, Mapping) and not any(isinstance(value, _IN_PARTS) for value in data.values()):
+        return _Payload(urlencode(data, doseq=True).encode(), _FORM)
     return _Payload(b"", None, {"data": data})
 
 

@@ -62,6 +62,11 @@ class HostedServer(HostedApp):
 
     def send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
         """Respond to a caller in this process. Implements `http.transport.Transport`."""
+        if call.aiohttp_options:
+            raise TypeError(
+                f"{call.method} {self.name}{call.path}: a server in this process cannot receive forms with "
+                "files, FormData objects or streams; pass json=…, or data=… as text, bytes or a mapping of texts"
+            )
         route = None if call.query else self._routes.get((call.method, call.path))
         if route is not None and (route.body_field is None or call.is_json):
             try:

@@ -1,6 +1,7 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import count
 from typing import Any
 from unittest.mock import MagicMock
@@ -100,6 +101,9 @@ CALLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "data bytes": ("POST", "/through", {"data": b"raw \xff"}),
     "data text": ("POST", "/any/x", {"data": "größe"}),
     "data as a form": ("POST", "/any/x", {"data": {"a": "1", "b": "x y"}}),
+    "data bytearray": ("POST", "/through", {"data": bytearray(b"raw")}),
+    "data memoryview": ("POST", "/through", {"data": memoryview(b"raw")}),
+    "form with other values": ("POST", "/any/x", {"data": {"a": None, "b": [1, "x y"], "c": 2.5, "d": True}}),
     "made up": ("POST", "/made_up", {"json": {}}),
     "wrong method": ("GET", "/direct", {}),
 }
@@ -130,6 +134,13 @@ def test_request_looks_the_same_to_the_server_on_both_transports(both: list[Serv
 
     here, there = (asyncio.run(run(client)) for client in both)
     assert here == there
+
+
+@pytest.mark.parametrize("data", [aiohttp.FormData({"a": "1"}), {"file": BytesIO(b"x")}, {"file": b"x"}])
+def test_body_that_only_aiohttp_can_encode_is_refused_in_this_process(data: Any) -> None:
+    client = local_client(it=HostedServer("it", mirror()))
+    with pytest.raises(TypeError, match=r"POST it/direct: .* pass json="):
+        asyncio.run(client.post("it", "/direct", data=data))
 
 
 def test_model_is_serialized_with_the_fields_that_were_set() -> None:

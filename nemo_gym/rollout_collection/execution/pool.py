@@ -181,8 +181,8 @@ class WorkerPool:
                 message = await link.receive()
         except TimeoutError:
             raise WorkerError(
-                f"the servers of worker {slot.number} did not start within {limit_s:g} s; see the output above, "
-                f"and fix their start-up. {_HINT}"
+                f"the servers of worker {slot.number} did not start within {limit_s:g} s; see the output "
+                f"above, and fix their start-up. {_HINT}"
             ) from None
         if isinstance(message, StartFailed):
             if self._is_over():  # the other workers have finished everything
