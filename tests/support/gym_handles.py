@@ -8,7 +8,9 @@ import torch
 
 from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl
 from nemo_rl.experience.interfaces import PromptGroupRecord
+from nemo_rl.experience.rollout_manager import RolloutManager
 from tests.support.toy_tokenizer import ToyTokenizer
+from tests.support.virtual_time import run_in_virtual_time
 
 Row = dict[str, Any]
 Result = dict[str, Any]
@@ -142,5 +144,15 @@ def implementation(handle: Any, n: int = 2, **options: Any) -> AsyncNemoGymRollo
     )
 
 
+def managed(handle: Any, n: int = 2, **options: Any) -> RolloutManager:
+    """A manager that plays through Gym."""
+    tokenizer: Any = ToyTokenizer()
+    return RolloutManager(
+        tokenizer, {"nemo_gym": handle}, n, 16, generation_config=CONFIG, use_nemo_gym=True, **options
+    )
+
+
 def play_group(handle: Any, n: int = 2, **options: Any) -> PromptGroupRecord:
-    return asyncio.run(implementation(handle, n, **options).run_rollout(sample()))
+    """Play one group in virtual time: a timeout ends only what waits, however slow the machine is."""
+    record, _ = run_in_virtual_time(implementation(handle, n, **options).run_rollout(sample()))
+    return record
