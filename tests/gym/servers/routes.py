@@ -103,14 +103,14 @@ def forwarding(function: Any) -> Any:
     return wrapper
 
 
-def build(done: list[str] | None = None) -> FastAPI:
-    """The application; background tasks append to `done`."""
-    log = done if done is not None else []
-    app = new_app()
+async def plain_item(body: Item) -> Item:
+    return body
 
-    @app.post("/plain_item")
-    async def plain_item(body: Item) -> Item:
-        return body
+
+def add_calling_conventions(app: FastAPI) -> None:
+    """Coroutines, plain functions and wrapped ones."""
+
+    app.post("/plain_item")(plain_item)
 
     @app.post("/plain_sync")
     def plain_sync(body: Item) -> dict[str, Any]:
@@ -125,6 +125,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     @forwarding
     async def plain_sync_wrapper(body: Item) -> Item:
         return body
+
+
+def add_bodies(app: FastAPI) -> None:
+    """Bodies of every type, and none."""
 
     @app.post("/plain_no_annotation")
     async def plain_no_annotation(body: Item):
@@ -154,6 +158,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_get() -> list[int]:
         return [1, 2]
 
+
+def add_requests(app: FastAPI) -> None:
+    """Routes that read the request itself."""
+
     @app.post("/plain_request")
     async def plain_request(request: Request, body: Item) -> dict[str, Any]:
         again = await request.json()
@@ -169,6 +177,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     @app.post("/plain_raw_request")
     async def plain_raw_request(request: Request) -> dict[str, Any]:
         return {"body": (await request.body()).decode("latin-1"), "state": hasattr(request.state, "x")}
+
+
+def add_response_models(app: FastAPI) -> None:
+    """Response models, and options that leave fields out."""
 
     @app.post("/plain_filtered", response_model=Item)
     async def plain_filtered(body: Loose) -> Any:
@@ -198,6 +210,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_exclude(body: Item) -> Any:
         return body
 
+
+def add_results(app: FastAPI) -> None:
+    """Results whose form depends on their own model or on the route."""
+
     @app.post("/plain_alias")
     async def plain_alias(body: Item) -> Aliased:
         return Aliased(long_name=body.name)
@@ -226,6 +242,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_none(body: Item) -> None:
         return None
 
+
+def add_response_parameters(app: FastAPI) -> None:
+    """Routes that change the response they are given."""
+
     @app.post("/plain_response_param")
     async def plain_response_param(body: Item, response: Response) -> Item:
         response.set_cookie("mine", "some thing")
@@ -242,6 +262,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_becomes_204(body: Item, response: Response) -> Item | None:
         response.status_code = 204
         return None
+
+
+def add_own_responses(app: FastAPI) -> None:
+    """Routes that return a response object."""
 
     @app.post("/plain_json_response")
     async def plain_json_response(body: Item) -> JSONResponse:
@@ -275,6 +299,10 @@ def build(done: list[str] | None = None) -> FastAPI:
 
         return StreamingResponse(parts(), media_type="text/x-letters")
 
+
+def add_exceptions(app: FastAPI) -> None:
+    """Routes that raise, and the handlers of what they raise."""
+
     @app.post("/plain_http_exception")
     async def plain_http_exception(body: Item) -> Item:
         raise HTTPException(418, {"why": body.name}, headers={"x-tea": "pot"})
@@ -299,6 +327,22 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_bug(body: Item) -> Item:
         raise RuntimeError(f"bug with {body.name}")
 
+    @app.exception_handler(OddError)
+    async def odd(request: Request, error: OddError) -> Response:
+        return JSONResponse({"odd": str(error), "path": request.url.path}, status_code=409)
+
+    @app.exception_handler(OddSyncError)
+    def odd_sync(request: Request, error: OddSyncError) -> Response:
+        return PlainTextResponse(f"odd {error}", status_code=400, headers={"x-odd": "1"})
+
+    @app.exception_handler(HandlerFailsError)
+    async def handler_fails(request: Request, error: HandlerFailsError) -> Response:
+        raise RuntimeError("the handler failed")
+
+
+def add_invalid_results(app: FastAPI) -> None:
+    """Results and bodies that a model or JSON does not allow."""
+
     @app.post("/plain_wrong_response", response_model=Item)
     async def plain_wrong_response(body: Item) -> Any:
         return {"price": "much"}
@@ -319,6 +363,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def plain_picky(body: Picky) -> Picky:
         return body
 
+
+def add_background_tasks(app: FastAPI, log: list[str]) -> None:
+    """Routes with background tasks, which append to `log`."""
+
     @app.post("/plain_background")
     async def plain_background(body: Item) -> JSONResponse:
         return JSONResponse({}, background=BackgroundTask(log.append, "response"))
@@ -335,9 +383,17 @@ def build(done: list[str] | None = None) -> FastAPI:
         tasks.add_task(log.append, "parameter")
         return body
 
+
+def add_other_callables(app: FastAPI) -> None:
+    """Objects that are not functions."""
+
     app.post("/callable")(Tool())
     app.post("/sync_callable")(SyncTool())
     app.post("/partial")(functools.partial(plain_item))
+
+
+def add_other_parameters(app: FastAPI) -> None:
+    """Parameters that only the application can resolve."""
 
     @app.post("/depends")
     async def depends(body: Item, extra: Annotated[str, Depends(lambda: "solved")]) -> dict[str, str]:
@@ -367,6 +423,10 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def embedded(body: Item = Body(embed=True)) -> Item:
         return body
 
+
+def add_other_responses(app: FastAPI) -> None:
+    """Responses that only the application can build."""
+
     @app.post("/html", response_class=HTMLResponse)
     async def html(body: Item) -> str:
         return f"<p>{body.name}</p>"
@@ -375,16 +435,21 @@ def build(done: list[str] | None = None) -> FastAPI:
     async def no_content(body: Item) -> None:
         return None
 
-    @app.exception_handler(OddError)
-    async def odd(request: Request, error: OddError) -> Response:
-        return JSONResponse({"odd": str(error), "path": request.url.path}, status_code=409)
 
-    @app.exception_handler(OddSyncError)
-    def odd_sync(request: Request, error: OddSyncError) -> Response:
-        return PlainTextResponse(f"odd {error}", status_code=400, headers={"x-odd": "1"})
-
-    @app.exception_handler(HandlerFailsError)
-    async def handler_fails(request: Request, error: HandlerFailsError) -> Response:
-        raise RuntimeError("the handler failed")
-
+def build(done: list[str] | None = None) -> FastAPI:
+    """The application with all routes; background tasks append to `done`."""
+    app = new_app()
+    add_calling_conventions(app)
+    add_bodies(app)
+    add_requests(app)
+    add_response_models(app)
+    add_results(app)
+    add_response_parameters(app)
+    add_own_responses(app)
+    add_exceptions(app)
+    add_invalid_results(app)
+    add_background_tasks(app, done if done is not None else [])
+    add_other_callables(app)
+    add_other_parameters(app)
+    add_other_responses(app)
     return app
