@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,94 +15,8 @@ from nemo_gym import __version__
 from nemo_gym.analysis.rollout_export import export_rollouts
 from nemo_gym.errors import ConfigError, InputError
 from nemo_gym.records import BadLines
+from tests.gym.analysis.exporting import CHAT, TRANSCRIPT, exported, older, rollout, write
 from tests.support.commands import ROOT
-
-PROMPT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
-OUTPUT = [
-    {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "Add them."}]},
-    {
-        "type": "message",
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "Let me "}, {"type": "output_text", "text": "see."}],
-    },
-    {"type": "function_call", "id": "f", "call_id": "c1", "name": "add", "arguments": '{"a": 2, "b": 2}'},
-    {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "c1", "output": "4"},
-    {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "0"}]},
-    {"type": "web_search_call", "id": "w", "status": "completed"},
-    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]},
-]
-TRANSCRIPT = [
-    {"type": "message", "role": "system", "text": "Be brief."},
-    {"type": "message", "role": "user", "text": "What is 2 + 2?"},
-    {"type": "reasoning", "role": "assistant", "text": "Add them."},
-    {"type": "message", "role": "assistant", "text": "Let me see."},
-    {
-        "type": "function_call",
-        "role": "assistant",
-        "name": "add",
-        "arguments": '{"a": 2, "b": 2}',
-        "call_id": "c1",
-    },
-    {"type": "function_call", "role": "assistant", "name": "add", "arguments": "{}", "call_id": "c2"},
-    {"type": "function_call_output", "role": "tool", "text": "4", "call_id": "c1"},
-    {"type": "function_call_output", "role": "tool", "text": "0", "call_id": "c2"},
-    {"type": "web_search_call", "text": '{"type":"web_search_call","id":"w","status":"completed"}'},
-    {"type": "message", "role": "assistant", "text": "4"},
-]
-CHAT = [
-    {
-        "role": "assistant",
-        "content": "Let me see.",
-        "reasoning_content": "Add them.",
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}},
-            {"id": "c2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
-        ],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "4"},
-    {"role": "tool", "tool_call_id": "c2", "content": "0"},
-    {"role": "assistant", "content": "4"},
-]
-
-
-def rollout(task: int = 0, index: int = 0, **fields: Any) -> dict[str, Any]:
-    return {
-        "_ng_task_index": task,
-        "_ng_rollout_index": index,
-        "agent_ref": {"type": "responses_api_agents", "name": "adder"},
-        "responses_create_params": {"input": PROMPT},
-        "response": {"output": OUTPUT, "usage": {"input_tokens": 20, "output_tokens": 7}},
-        "reward": 1.0,
-        **fields,
-    }
-
-
-def older(**fields: Any) -> dict[str, Any]:
-    made = rollout(**fields)
-    del made["response"]
-    return made
-
-
-def write(path: Path, *rollouts: Mapping[str, Any] | str) -> Path:
-    lines = [line if isinstance(line, str) else json.dumps(line) for line in rollouts]
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
-
-
-def exported(tmp_path: Path, *rollouts: Mapping[str, Any] | str) -> pa.Table:
-    """The table that these rollouts are exported to."""
-    source, target = write(tmp_path / "in.jsonl", *rollouts), tmp_path / "out.parquet"
-    done = export_rollouts(source, target)
-    table = pq.read_table(target)
-    assert done == (table.num_rows, table.num_columns) == (len(rollouts), len(set(table.column_names)))
-    return table
-
-
-def conversation(tmp_path: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The transcript of one rollout, without null fields."""
-    items = exported(tmp_path, record)["transcript"].to_pylist()[0]
-    return [{key: value for key, value in item.items() if value is not None} for item in items]
 
 
 def test_a_row_is_a_rollout_with_its_ids_numbers_texts_and_conversation(tmp_path: Path) -> None:
@@ -201,89 +114,6 @@ def test_fields_named_like_our_columns_get_a_suffix(tmp_path: Path) -> None:
     assert row["agent_field"] == 2  # a name that is not taken is unchanged
     assert (row["agent_field_field"], row["transcript_field"], row["rollout_json_field"]) == (1, "t", 3.5)
     assert (row["task_index_field"], row["_field"]) == (9, 5)
-
-
-def test_transcript_contains_the_prompt_and_all_following_items(tmp_path: Path) -> None:
-    assert conversation(tmp_path, rollout()) == TRANSCRIPT
-
-
-def test_a_prompt_may_be_a_string_with_instructions(tmp_path: Path) -> None:
-    params = {"instructions": "Be brief.", "input": "What is 2 + 2?"}
-    assert conversation(tmp_path, rollout(responses_create_params=params)) == TRANSCRIPT
-
-
-def test_prompt_repeated_in_the_output_is_shown_once(tmp_path: Path) -> None:
-    assert conversation(tmp_path, rollout(response={"output": PROMPT + OUTPUT})) == TRANSCRIPT
-
-
-def test_an_older_rollout_has_its_transcript_from_its_chat_messages(tmp_path: Path) -> None:
-    without_search = [item for item in TRANSCRIPT if item["type"] != "web_search_call"]
-    assert conversation(tmp_path, older(output=CHAT)) == without_search
-    assert conversation(tmp_path, older(output=OUTPUT)) == TRANSCRIPT
-
-
-def test_tool_calls_of_older_files_may_be_flat(tmp_path: Path) -> None:
-    output = [
-        {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2}}]},
-        {"role": "tool", "name": "add", "content": "4"},
-    ]
-    assert conversation(tmp_path, older(output=output))[2:] == [
-        {"type": "function_call", "role": "assistant", "name": "add", "arguments": '{"a":2}'},
-        {"type": "function_call_output", "role": "tool", "name": "add", "text": "4"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("item", "shown"),
-    [
-        ("said", {"type": "unknown", "role": "assistant", "text": "said"}),
-        ({"id": "x"}, {"type": "unknown", "text": '{"id":"x"}'}),
-        ({"role": "assistant", "content": None}, {"type": "message", "role": "assistant"}),
-        ({"role": "assistant", "content": []}, {"type": "message", "role": "assistant", "text": ""}),
-        (
-            {"role": "user", "content": [{"type": "input_image", "image_url": "x"}, {"text": "this?"}]},
-            {"type": "message", "role": "user", "text": "[input_image]this?"},
-        ),
-        (
-            {"type": "message", "content": [{"type": "refusal", "refusal": "no"}]},
-            {"type": "message", "role": "assistant", "text": "no"},
-        ),
-        ({"role": "critic", "content": "hm"}, {"type": "message", "role": "critic", "text": "hm"}),
-        (
-            {"type": "function_call_output", "call_id": "c", "output": [1, 2]},
-            {"type": "function_call_output", "role": "tool", "call_id": "c", "text": "[1,2]"},
-        ),
-        (
-            {"type": "reasoning", "encrypted_content": "…"},
-            {"type": "reasoning", "role": "assistant", "text": ""},
-        ),
-        ({"type": 5, "name": 6}, {"type": "unknown", "text": '{"type":5,"name":6}'}),
-    ],
-)
-def test_unusual_items_are_shown_as_text(tmp_path: Path, item: Any, shown: dict[str, Any]) -> None:
-    assert conversation(tmp_path, rollout(response={"output": [item]}))[2:] == [shown]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response": None},
-        {"response": "text"},
-        {"response": {"output": None, "usage": []}},
-        {"responses_create_params": None},
-        {"responses_create_params": {"input": 3}},
-    ],
-)
-def test_a_rollout_without_a_conversation_is_exported_all_the_same(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
-    assert exported(tmp_path, rollout(**fields)).num_rows == 1
-
-
-def test_deeply_nested_item_does_not_stop_the_export(tmp_path: Path) -> None:
-    nested = '{"type": "deep", "a": ' + "[" * 1000 + "]" * 1000 + "}"
-    line = json.dumps(rollout(response={"output": ["HERE"]})).replace('"HERE"', nested)
-    assert exported(tmp_path, line)["transcript"].to_pylist()[0][2]["type"] == "deep"
 
 
 def test_half_a_surrogate_pair_is_replaced_in_columns_and_kept_in_the_line(tmp_path: Path) -> None:
