@@ -1,6 +1,6 @@
 import asyncio
 import logging
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any
 
 import aiohttp
@@ -28,9 +28,9 @@ ENDPOINT = {
 }
 
 
-def new_model(**settings: Any) -> OpenAIModel:
+def new_model(model: type[OpenAIModel] = OpenAIModel, **settings: Any) -> OpenAIModel:
     config = OpenAIModelConfig.model_validate({**SERVER, **ENDPOINT, **settings})
-    return OpenAIModel(config=config, server_client=ServerClient())
+    return model(config=config, server_client=ServerClient())
 
 
 class Exchange:
@@ -83,8 +83,7 @@ class Wrapped(OpenAIModel):
 @pytest.mark.parametrize("subclass", [Polite, Wrapped])
 def test_subclass_gets_requests_as_models_and_may_change_them(subclass: type[OpenAIModel]) -> None:
     with ScriptedEndpoint(hi) as endpoint:
-        config = {**SERVER, **ENDPOINT, "openai_base_url": endpoint.base_url}
-        model = subclass(config=OpenAIModelConfig.model_validate(config), server_client=ServerClient())
+        model = new_model(subclass, openai_base_url=endpoint.base_url)
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
         body = {"input": [{"role": "user", "content": "x"}]}
@@ -164,8 +163,15 @@ def test_openai_gets_no_seed_with_responses_and_one_warning_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with ScriptedEndpoint(hi) as endpoint:
-        model = new_model(openai_base_url="https://api.openai.com/v1")
-        model.endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
+
+        class OnLoopback(OpenAIModel):
+            """Has the address of OpenAI, and calls the scripted endpoint."""
+
+            @cached_property
+            def endpoint(self) -> NeMoGymAsyncOpenAI:
+                return NeMoGymAsyncOpenAI(endpoint.base_url, "k")
+
+        model = new_model(OnLoopback, openai_base_url="https://api.openai.com/v1")
         server = HostedServer("policy_model", model.setup_webserver())
         client = ServerClient(local_servers={"policy_model": server})
 
@@ -216,7 +222,7 @@ async def most_at_once(limit: int | None, calls: int, expected: int) -> int:
         asyncio.create_task(client.post("policy_model", "/v1/responses", json={"input": "x"}))
         for _ in range(calls)
     ]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while turnstile.inside < expected:
             await turnstile.arrived.wait()
             turnstile.arrived.clear()
