@@ -10,9 +10,12 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.background import BackgroundTask
 
-from nemo_gym.client import ServerClient
+from nemo_gym.client import ServerClient, session_cookie_name
 from nemo_gym.http import ServerUnreachableError
+from nemo_gym.server_utils import SESSION_ID_KEY
 from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.session_middleware import add_sessions
+from nemo_gym.servers.sessions import SessionStore
 from tests.gym.servers.serving import local_client, new_app, over_both, post, served, served_config
 
 
@@ -70,7 +73,8 @@ def test_application_without_sessions_can_be_hosted() -> None:
 
     app.post("/echo")(echo)
     response = post(app, "/echo", json={"a": 1})
-    assert (response.status, response._body, len(response.cookies)) == (200, b'{"a":1}', 0)
+    assert (response.status, asyncio.run(response.read())) == (200, b'{"a":1}')
+    assert not response.cookies
 
 
 def stateful() -> FastAPI:
@@ -151,7 +155,7 @@ def test_response_over_http_does_not_wait_for_its_background_task() -> None:
         it = new_app()
 
         async def start(body: dict[str, Any]) -> JSONResponse:
-            return JSONResponse({}, background=BackgroundTask(lambda: waited.append(responded.wait(10))))
+            return JSONResponse({}, background=BackgroundTask(lambda: waited.append(responded.wait(30))))
 
         it.post("/start")(start)
         return it
@@ -203,10 +207,15 @@ def test_thousand_concurrent_calls_get_their_own_responses() -> None:
 
 
 def test_cancelled_caller_cancels_the_route_and_leaves_no_session_in_use() -> None:
-    app = new_app()
+    app = FastAPI()
+    closed: list[str] = []
+    add_sessions(app, SessionStore(session_cookie_name("it"), close_session=closed.append))
     started, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def hang(body: dict[str, Any]) -> None:
+    async def seed_session(request: Request) -> str:
+        return str(request.session[SESSION_ID_KEY])
+
+    async def hang(request: Request, body: dict[str, Any]) -> None:
         started.set()
         try:
             await asyncio.Event().wait()
@@ -214,17 +223,21 @@ def test_cancelled_caller_cancels_the_route_and_leaves_no_session_in_use() -> No
             cancelled.set()
             raise
 
+    app.post("/seed_session")(seed_session)
     app.post("/hang")(hang)
 
     async def run() -> None:
-        server = HostedServer("it", app)
-        call = asyncio.create_task(local_client(it=server).post("it", "/hang", json={}))
+        client = local_client(it=HostedServer("it", app))
+        seeded = await client.post("it", "/seed_session")
+        call = asyncio.create_task(client.post("it", "/hang", json={}, cookies=seeded.cookies))
         await started.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         assert cancelled.is_set()
-        assert not server.sessions._in_use
+        async with asyncio.timeout(30):  # a session in use is not closed
+            assert (await client.post("it", "/close_session", cookies=seeded.cookies)).status == 204
+        assert closed == [await seeded.json()]
 
     asyncio.run(run())
 
@@ -250,19 +263,20 @@ def test_stream_ends_when_its_caller_leaves() -> None:
         return it
 
     with served(HostedServer("it", app())) as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
         connection.request("POST", "/stream", "{}", {"Content-Type": "application/json"})
         assert connection.getresponse().read(5) == b"more,"
         connection.close()
-        assert ended.wait(5)
+        assert ended.wait(30)
 
 
 def test_response_in_process_does_not_wait_for_its_background_task() -> None:
     done: list[str] = []
+    responded = asyncio.Event()
     it = new_app()
 
     async def later() -> None:
-        await asyncio.sleep(0.05)
+        await responded.wait()
         done.append("task")
 
     async def start(body: dict[str, Any]) -> JSONResponse:
@@ -272,9 +286,10 @@ def test_response_in_process_does_not_wait_for_its_background_task() -> None:
     server = HostedServer("it", it)
 
     async def run() -> None:
-        async with server.lifespan():
+        async with asyncio.timeout(30), server.lifespan():
             assert (await local_client(it=server).post("it", "/start", json={})).ok
             done.append("response")
+            responded.set()
 
     asyncio.run(run())
     assert done == ["response", "task"]

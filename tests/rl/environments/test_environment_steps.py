@@ -32,18 +32,33 @@ class Plain:
     def __init__(self, name: str = "plain") -> None:
         self.name = name
         self.batches: list[int] = []
-        self.threads: set[int] = set()
-        self.running = 0
-        self.most_running = 0
 
     def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
         self.batches.append(len(logs))
-        self.threads.add(threading.get_ident())
-        time.sleep(0.005)
-        self.running -= 1
         return results(logs, metadata, self.name)
+
+
+class Meeting(Plain):
+    """Each step waits until `together` steps run, and counts the steps that run."""
+
+    def __init__(self, together: int = 1) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.most_running = 0
+        self._running = 0
+        self._lock = threading.Lock()
+        self._all_here = threading.Barrier(together, timeout=30)
+
+    def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
+        with self._lock:
+            self._running += 1
+            self.most_running = max(self.most_running, self._running)
+            self.threads.add(threading.get_ident())
+        self._all_here.wait()
+        time.sleep(0.005)  # one step too many would begin meanwhile
+        with self._lock:
+            self._running -= 1
+        return super().step(logs, metadata)
 
 
 class Coroutine:
@@ -149,23 +164,22 @@ def test_task_without_an_environment_is_refused_before_any_step() -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_steps_of_a_plain_object_run_at_once_up_to_its_concurrency(concurrency: int) -> None:
-    async def play(environment: Plain) -> None:
+    async def play(environment: Meeting) -> None:
         dispatch = EnvironmentDispatch({"a": environment, "b": environment}, concurrency)
         await asyncio.gather(*(dispatch.step(["ab"[n % 2]], [log("x")], [{}]) for n in range(12)))
 
-    environment = Plain()
+    environment = Meeting(concurrency)
     asyncio.run(play(environment))
-    assert len(environment.threads) == concurrency
-    assert environment.most_running == 1 if concurrency == 1 else environment.most_running <= concurrency
+    assert len(environment.threads) == environment.most_running == concurrency
     assert threading.get_ident() not in environment.threads
 
 
 def test_plain_object_is_stepped_once_at_a_time_over_all_dispatches() -> None:
-    async def play(environment: Plain) -> None:
+    async def play(environment: Meeting) -> None:
         dispatches = [EnvironmentDispatch({"a": environment}) for _ in range(2)]
         await asyncio.gather(*(dispatches[n % 2].step(["a"], [log("x")], [{}]) for n in range(12)))
 
-    environment = Plain()
+    environment = Meeting()
     asyncio.run(play(environment))
     assert environment.most_running == 1
 
@@ -174,13 +188,13 @@ def test_tasks_of_one_batch_are_stepped_concurrently() -> None:
     async def play() -> EnvironmentReturn[Any]:
         here = asyncio.Barrier(2)
 
-        class Meeting(Coroutine):
+        class MeetingCoroutine(Coroutine):
             async def step(self, logs: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:
                 await here.wait()
                 return await super().step(logs, metadata)
 
-        dispatch = EnvironmentDispatch({"a": Meeting(), "b": Meeting()})
-        async with asyncio.timeout(20):
+        dispatch = EnvironmentDispatch({"a": MeetingCoroutine(), "b": MeetingCoroutine()})
+        async with asyncio.timeout(30):
             return await dispatch.step(["a", "b"], [log("x"), log("y")], [{}, {}])
 
     assert len(asyncio.run(play()).observations) == 2
@@ -188,12 +202,17 @@ def test_tasks_of_one_batch_are_stepped_concurrently() -> None:
 
 @pytest.mark.parametrize("kind", [Plain, Coroutine])
 def test_step_that_takes_too_long_is_a_timeout(kind: Any) -> None:
+    released = threading.Event()
+
     class Slow(kind):  # type: ignore[misc]
         def step(self, logs: list[Any], metadata: list[Any]) -> Any:
-            return time.sleep(0.2) if kind is Plain else asyncio.sleep(60)
+            return released.wait() if kind is Plain else asyncio.sleep(3600)
 
-    with pytest.raises(RolloutTimeout, match=r"a step of the environment took longer than 0\.02 s"):
-        step({"a": Slow()}, ["a"], [log("x")], step_limit_s=0.02)
+    try:
+        with pytest.raises(RolloutTimeout, match=r"a step of the environment took longer than 0\.02 s"):
+            step({"a": Slow()}, ["a"], [log("x")], step_limit_s=0.02)
+    finally:
+        released.set()
 
 
 def test_optional_fields_of_a_step_may_be_none() -> None:
@@ -256,5 +275,5 @@ try:
 except TimeoutError:
     print("left")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "left\n", done.stderr

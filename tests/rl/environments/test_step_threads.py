@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nemo_rl.environments.step_threads import IDLE_S, StepThreads, threads_of
+from nemo_rl.environments.step_threads import StepThreads, threads_of
 from nemo_rl.experience.failures import RolloutTimeout
 from tests.support.commands import wait_until
 from tests.support.waiting import until
@@ -167,9 +167,10 @@ def test_environment_can_be_collected_while_its_thread_is_idle() -> None:
 
     environment = Stepped()
     gone = weakref.ref(environment)
-    asyncio.run(threads_of(environment).run(environment.step))
+    threads = StepThreads("environment that is collected", idle_s=10 * LONG_S)
+    asyncio.run(threads.run(environment.step))
     del environment
-    assert wait_until(lambda: (gc.collect(), gone() is None)[1], IDLE_S / 2)
+    assert wait_until(lambda: (gc.collect(), gone() is None)[1], LONG_S)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn about threads at a fork

@@ -100,24 +100,26 @@ def test_coroutines_run_together_in_one_batch() -> None:
 
 def test_a_late_request_joins_and_leaves_while_others_run() -> None:
     model = endless_llama()
-    gate = Gate()
+    joining, leaving = Gate(), Gate()
+    gates = {10: joining, 30: leaving}
     passes: list[int] = []
 
     def watch(ids: torch.Tensor) -> None:
         passes.append(len(ids))
-        if len(passes) == 10:
+        if gate := gates.get(len(passes)):
             gate()
 
     async def run() -> list[Any]:
         with new_generation(model, max_new_tokens=60) as generation, before_each_pass(model, watch):
             early = asyncio.create_task(last_output(generation, request(5, 6, 7)))
-            await gate.wait_reached()
+            await joining.wait_reached()
             stop_soon = batch_of([[5, 6, 7, 8]], seeds=[1], stop_strings=[list(ANY_WORD)])
             late = asyncio.create_task(last_output(generation, stop_soon))
             await asyncio.sleep(0)
-            gate.opened.set()
-            late_output = await late
+            joining.opened.set()
+            late_output = await late  # at the latest in pass 30, before which the thread stops again
             assert not early.done()
+            leaving.opened.set()
             return [await early, late_output]
 
     outputs = asyncio.run(run())
