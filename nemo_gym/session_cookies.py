@@ -1,8 +1,8 @@
 """Session cookies: their names, their values, and those that a run of an agent received.
 
-The value is the session's id, followed by `k` while the server keeps something for the session. The mark is
+The value is the session's id, followed by `k` once the server keeps something for the session. The mark is
 part of the value so that it survives every agent that passes cookies along by name and value. A server that
-keeps nothing needs no `close_session` call.
+keeps nothing needs no `close_session` call, and one that does not know a marked id has lost the session.
 """
 
 import re
@@ -15,12 +15,15 @@ from typing import Any, NamedTuple, Protocol
 CLOSE_SESSION_PATH = "/close_session"
 """Reserved on every server with sessions: ends the session in the request's cookie; 204 also without one."""
 SEED_SESSION_PATH = "/seed_session"
+RUN_PATH = "/run"
+BEGINNING_PATHS = (SEED_SESSION_PATH, RUN_PATH)
+"""A request to one of these begins a session: with the cookie of an ended session it gets a new id."""
 SESSION_HEADER = "x-nemo-gym-session"
 """Names a session that began in a nested call, so that the caller closes it. It sets no cookie."""
 
 _PREFIX = "ng_session_"
 _SESSION_HEADERS = ("set-cookie", SESSION_HEADER)
-KEPT_MARK = "k"
+_KEPT_MARK = "k"
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _VALUE = re.compile(r"((?:(\d+)w)?[0-9a-f]{32})(k?)")
 
@@ -51,6 +54,16 @@ def parse_session_cookie(cookie: "str | Morsel[str] | None") -> SessionCookie | 
         return None
     session_id, worker, mark = found.groups()
     return SessionCookie(session_id, None if worker is None else int(worker), bool(mark))
+
+
+def session_cookie_value(session_id: str, *, is_kept: bool) -> str:
+    return session_id + _KEPT_MARK if is_kept else session_id
+
+
+def is_marked_as_kept(cookie: "str | Morsel[str] | None") -> bool:
+    """Whether the value of a session cookie, which is valid, says that the server keeps the session."""
+    value = cookie if cookie is None or isinstance(cookie, str) else cookie.value
+    return value is not None and value.endswith(_KEPT_MARK)
 
 
 def session_id_in(cookie: "str | Morsel[str] | None") -> str | None:

@@ -5,6 +5,7 @@ Either way, simple routes are called directly and other requests go through the 
 server, so the response is the same.
 """
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -32,10 +33,9 @@ from nemo_gym.servers.direct_route import (
 from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
 from nemo_gym.servers.hosted_app import HostedApp
 from nemo_gym.servers.hosted_request import HostedRequest, HttpRequest, LocalRequest, R
-from nemo_gym.servers.run_sessions import RUN_PATH
 from nemo_gym.servers.session_middleware import close_session, is_close_session, sessions_of
 from nemo_gym.servers.sessions import SessionStore
-from nemo_gym.session_cookies import CLOSE_SESSION_PATH
+from nemo_gym.session_cookies import CLOSE_SESSION_PATH, RUN_PATH
 from nemo_gym.undocumented.fastapi_internals import build_schemas
 from nemo_gym.undocumented.starlette_internals import middleware_count
 
@@ -50,6 +50,7 @@ class HostedServer(HostedApp):
         sessions = sessions_of(app)
         store = sessions.store if sessions is not None else SessionStore("")
         super().__init__(name, app, store, Failures(name, secrets))
+        self.sessions.server_name = name
         self.sessions.log_error = self.failures.log
         # If the environment adds middleware, every request must go through it.
         self._is_direct = sessions is not None and middleware_count(app) == 1
@@ -65,7 +66,7 @@ class HostedServer(HostedApp):
         if call.aiohttp_options:
             raise TypeError(
                 f"{call.method} {self.name}{call.path}: a server in this process cannot receive forms with "
-                "files, FormData objects or streams; pass json=…, or data=… as text, bytes or a mapping of texts"
+                "files, FormData objects or streams; pass json=…, or data=… as text, bytes or a mapping"
             )
         route = None if call.query else self._routes.get((call.method, call.path))
         if route is not None and (route.body_field is None or call.is_json):
@@ -107,7 +108,9 @@ class HostedServer(HostedApp):
             return
         scope["app"] = self.app
         request = HttpRequest(self, scope, body, receive, send)
-        await send_reply(send, await self._respond(route, arguments, request))
+        reply = await self._respond(route, arguments, request)
+        await request.end_session_of_lost_caller()
+        await send_reply(send, reply)
 
     async def _respond(self, route: DirectRoute, arguments: dict[str, Any], request: HostedRequest[R]) -> R:
         """Call the route; its result or its exception becomes a response."""
@@ -131,6 +134,9 @@ class HostedServer(HostedApp):
                 body = route.encode(value, status)
                 self.failures.add_cause(carrier.headers, status)
                 reply = status, [_JSON, *carrier.headers.items(), *request.session_headers()], body
+        except asyncio.CancelledError:
+            request.is_lost = True
+            raise
         except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response
             reply = await request.send(await self.failures.respond_to(error, request.build()))
         finally:

@@ -23,8 +23,6 @@ from nemo_gym.session_cookies import (
 
 logger = logging.getLogger(__name__)
 
-RUN_PATH = "/run"
-
 
 class RunSessions:
     """Closes the sessions of one agent's runs."""

@@ -1,15 +1,17 @@
 """Sessions of requests that go through the ASGI application."""
 
+from dataclasses import dataclass
 from http.cookies import Morsel
 from typing import NamedTuple
 
 from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.servers.asgi import SESSION_HEADERS_KEY, adding_headers, cookies_of, send_reply
-from nemo_gym.servers.run_sessions import RUN_PATH, AgentRequest, RunSessions
-from nemo_gym.servers.sessions import SessionStore
-from nemo_gym.session_cookies import CLOSE_SESSION_PATH, session_id_in
+from nemo_gym.servers.run_sessions import AgentRequest, RunSessions
+from nemo_gym.servers.sessions import Session, SessionStore
+from nemo_gym.session_cookies import CLOSE_SESSION_PATH, RUN_PATH, session_id_in
 from nemo_gym.undocumented.starlette_internals import parse_cookies
 
 
@@ -38,30 +40,25 @@ class SessionMiddleware:
             await send_reply(send, (204, [], b""))
             return
         session_id = self.store.identify(cookie, scope["path"])
-        if ended := self.store.ended(session_id):
-            raise ended
-        session = self.store.open(session_id)
-        scope["session"] = session
+        if session_id in self.store.ended_ids:
+            raise self.store.ended(session_id)
+        session = scope["session"] = self.store.open(session_id)
         request: AgentRequest | None = None
         if self.runs is not None:
             is_run = scope["path"] == RUN_PATH and scope["method"] == "POST"
             request = self.runs.begin(parse_cookies(cookies), closes=is_run)
-
-        def session_headers() -> list[tuple[str, str]]:
-            own = ("set-cookie", self.store.set_cookie(session.id, session))
-            return [own] if request is None else [*request.passed_on(), own]
-
-        async def send_when_closed(message: Message) -> None:
-            """Send the end of the response only after the sessions of a run are closed."""
-            if request is not None and is_last(message):
-                await request.close_sessions()
-            await send(message)
-
-        scope[SESSION_HEADERS_KEY] = session_headers
+        exchange = _Exchange(self.store, session, request, scope, receive, send)
+        exchange.is_new = session_id_in(cookie) != session_id
+        scope[SESSION_HEADERS_KEY] = exchange.session_headers
         try:
-            await self.app(scope, receive, adding_headers(send_when_closed, session_headers))
+            await self.app(scope, exchange.receive, adding_headers(exchange.send, exchange.session_headers))
+        except Exception:
+            exchange.has_responded = True  # with an error
+            raise
         finally:
             self.store.close(session)
+            if not exchange.has_responded:
+                self.store.end_unknown(session_id, cookie)
             if request is not None:
                 request.leave(self.store, session.id)
                 await request.close_sessions()
@@ -76,6 +73,45 @@ class SessionMiddleware:
             return message
 
         return receive_and_close
+
+
+@dataclass(eq=False)
+class _Exchange:
+    """One request with a session, and its response."""
+
+    store: SessionStore
+    session: Session
+    agent_request: AgentRequest | None
+    _scope: Scope
+    _receive: Receive
+    _send: Send
+    is_new: bool = False
+    """Whether the session begins in this request."""
+    has_responded: bool = False
+    """Whether the response has begun, to a caller that is still there."""
+    _is_body_read: bool = False
+
+    def session_headers(self) -> list[tuple[str, str]]:
+        own = ("set-cookie", self.store.set_cookie(self.session.id, self.session))
+        return [own] if self.agent_request is None else [*self.agent_request.passed_on(), own]
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body"):
+            self._is_body_read = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send the end of the response only after the sessions of an agent run are closed."""
+        if not self.has_responded:
+            self.has_responded = not await self._is_caller_gone()
+        if self.agent_request is not None and is_last(message):
+            await self.agent_request.close_sessions()
+        await self._send(message)
+
+    async def _is_caller_gone(self) -> bool:
+        # Only if it matters, and not before the body is read: to ask could lose a part of it.
+        return self.is_new and self._is_body_read and await is_disconnected(self._scope, self._receive)
 
 
 class AppSessions(NamedTuple):
@@ -94,6 +130,11 @@ def add_sessions(app: FastAPI, store: SessionStore, runs: RunSessions | None = N
 def sessions_of(app: FastAPI) -> AppSessions | None:
     sessions = getattr(app.state, "nemo_gym_sessions", None)
     return sessions if isinstance(sessions, AppSessions) else None
+
+
+async def is_disconnected(scope: Scope, receive: Receive) -> bool:
+    """Whether the caller of a request has disconnected. Call it once the body is read."""
+    return await Request(scope, receive).is_disconnected()
 
 
 def is_last(message: Message) -> bool:

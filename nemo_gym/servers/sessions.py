@@ -2,8 +2,9 @@
 
 Invariants: two callers never see each other's session. What a route writes into its session is available
 to the caller's next request. A session in use is never dropped. A dropped or closed session does not come
-back empty: its id is refused. A session that contains only its id uses no memory between requests. Exception:
-a server that defines `close_session` keeps every session that a route has used until the session ends.
+back empty: its id is refused, also after a restart of the server. A session that never contained more than
+its id uses no memory between requests. Exception: a server that defines `close_session` keeps every session
+that a route has used until the session ends.
 """
 
 import asyncio
@@ -20,7 +21,12 @@ from starlette.concurrency import run_in_threadpool
 
 from nemo_gym.activity import current_activity
 from nemo_gym.failures import FailureKind
-from nemo_gym.session_cookies import KEPT_MARK, SEED_SESSION_PATH, session_id_in
+from nemo_gym.session_cookies import (
+    BEGINNING_PATHS,
+    is_marked_as_kept,
+    session_cookie_value,
+    session_id_in,
+)
 from nemo_gym.types import SESSION_ID_KEY
 from nemo_gym.undocumented.starlette_internals import parse_cookies
 
@@ -30,11 +36,13 @@ logger = logging.getLogger(__name__)
 class Session(dict[str, Any]):
     """The value of `request.session`. It keeps its id even if a route clears the dictionary."""
 
-    __slots__ = ("id", "requests", "unused")
+    __slots__ = ("id", "is_kept", "requests", "unused")
 
     def __init__(self, session_id: str) -> None:
         super().__init__({SESSION_ID_KEY: session_id})
         self.id = session_id
+        self.is_kept = False
+        """Whether it stays until it ends. Set for good: its cookie says so."""
         self.requests = 0
         """How many requests use it now."""
         self.unused: asyncio.Event | None = None
@@ -58,27 +66,11 @@ class SessionPolicy:
 
     capacity: int = 65_536
     """How many unused sessions are kept; beyond that, the longest unused one is dropped."""
-    evicted_ids: int = 65_536
-    """How many ids of dropped sessions are refused later; about 200 bytes each."""
-    closed_ids: int = 8_192
-    """How many ids of closed sessions are refused later. Late requests usually arrive soon after it."""
+    ended_ids: int = 8_192
+    """How many ids of ended sessions are refused whatever their cookie says: late requests usually arrive
+    soon after the end. A cookie that says that the session is kept is refused forever."""
     shutdown_s: float = 5.0
     """Time for the `close_session` of the sessions that are open when the server shuts down."""
-
-
-class _RecentIds(OrderedDict[str, None]):
-    """The ids added last, up to a limit. Keeps `all_ids` in step."""
-
-    def __init__(self, limit: int, all_ids: set[str]) -> None:
-        super().__init__()
-        self._limit = limit
-        self._all_ids = all_ids
-
-    def add(self, session_id: str) -> None:
-        self[session_id] = None
-        self._all_ids.add(session_id)
-        if len(self) > self._limit:
-            self._all_ids.discard(self.popitem(last=False)[0])
 
 
 class SessionStore:
@@ -93,6 +85,8 @@ class SessionStore:
         close_session: Callable[[str], Any] | None = None,
     ) -> None:
         self.cookie_name = cookie_name
+        self.server_name = cookie_name
+        """In log messages. A hosted server sets its own name."""
         self.log_error: Callable[[Exception], None] = self._log_error
         """Called with an exception that `close_session` raised."""
         self._policy = policy or SessionPolicy()
@@ -102,35 +96,35 @@ class SessionStore:
         self._in_use: dict[str, Session] = {}
         self._kept: OrderedDict[str, Session] = OrderedDict()
         """Sessions that no request uses, the longest unused first."""
-        self.ended_ids: set[str] = set()
-        """Ids that are refused."""
-        self._evicted = _RecentIds(self._policy.evicted_ids, self.ended_ids)
-        self._closed = _RecentIds(self._policy.closed_ids, self.ended_ids)
+        self.ended_ids: OrderedDict[str, str] = OrderedDict()
+        """Ids that are refused, the last ones only, each with the reason."""
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     def identify(self, cookie: "str | Morsel[str] | None", path: str = "") -> str:
         """The session id of a request: the one in its cookie, or a new one if the cookie has no valid id.
 
-        A request to `/seed_session` gets a new id if the session of its cookie has ended.
+        An id in `ended_ids` is refused. A request that begins a session gets a new id instead.
         """
         session_id = session_id_in(cookie)
-        if session_id is None or (path == SEED_SESSION_PATH and session_id in self.ended_ids):
+        if session_id is None:
+            return self.new_id()
+        if is_marked_as_kept(cookie) and not self.holds(session_id) and session_id not in self.ended_ids:
+            self._refuse(session_id, "is not known any more: it ended, or the server has restarted")
+        if session_id in self.ended_ids and path in BEGINNING_PATHS:
             return self.new_id()
         return session_id
 
     def new_id(self) -> str:
         return self._prefix + secrets.token_hex(16)
 
-    def ended(self, session_id: str) -> SessionEndedError | None:
-        """The error for a request with this id; None if the session has not ended."""
-        if session_id in self._closed:
-            return SessionEndedError(f"session {session_id} is closed")
-        if session_id in self._evicted:
-            limit = self._policy.capacity
-            return SessionEndedError(
-                f"session {session_id} was dropped: more than {limit} unused ones were open"
-            )
-        return None
+    def ended(self, session_id: str) -> SessionEndedError:
+        """The error for a request with an id in `ended_ids`."""
+        return SessionEndedError(f"session {session_id} {self.ended_ids[session_id]}")
+
+    def _refuse(self, session_id: str, reason: str) -> None:
+        self.ended_ids[session_id] = reason
+        if len(self.ended_ids) > self._policy.ended_ids:
+            self.ended_ids.popitem(last=False)
 
     def __len__(self) -> int:
         return len(self._in_use) + len(self._kept)
@@ -157,7 +151,8 @@ class SessionStore:
         self._in_use.pop(session.id, None)
         if session.unused is not None:
             session.unused.set()
-        if not self._is_kept(session) or session.id in self.ended_ids:
+            return
+        if not self._keeps(session) or session.id in self.ended_ids:
             return
         self._kept[session.id] = session
         if len(self._kept) > self._policy.capacity:
@@ -179,8 +174,8 @@ class SessionStore:
 
     def set_cookie(self, session_id: str, session: Session | None) -> str:
         """The value of the Set-Cookie header, which is on every response."""
-        mark = KEPT_MARK if session is not None and self._is_kept(session) else ""
-        return f"{self.cookie_name}={session_id}{mark}; Path=/; HttpOnly; SameSite=lax"
+        value = session_cookie_value(session_id, is_kept=session is not None and self._keeps(session))
+        return f"{self.cookie_name}={value}; Path=/; HttpOnly; SameSite=lax"
 
     def cookie_in(self, cookie_header: str) -> str | None:
         """The value of this server's session cookie in a Cookie header."""
@@ -188,21 +183,34 @@ class SessionStore:
             return None
         return parse_cookies(cookie_header).get(self.cookie_name)
 
-    def _is_kept(self, session: Session) -> bool:
-        return self._close_session is not None or not session.is_bare
+    def _keeps(self, session: Session) -> bool:
+        if not session.is_kept and (self._close_session is not None or not session.is_bare):
+            session.is_kept = True
+        return session.is_kept
 
     def _evict(self) -> None:
         session_id, _ = self._kept.popitem(last=False)
-        self._evicted.add(session_id)
+        limit = self._policy.capacity
+        self._refuse(session_id, f"was dropped: more than {limit} unused ones were open")
         if self._close_session is not None:
             self._create_ending(session_id, None)
         if not self._warned:
             logger.warning(
-                "%s: more than %d unused sessions are open; the longest unused are dropped",
-                self.cookie_name,
-                self._policy.capacity,
+                "%s: more than %d unused sessions are open; those unused for longest are dropped. Close "
+                "sessions with POST /close_session when they are no longer needed",
+                self.server_name,
+                limit,
             )
             self._warned = True
+
+    def is_unknown(self, session_id: str, cookie: "str | Morsel[str] | None") -> bool:
+        """Whether a session is kept that the caller, whose request had this cookie, does not know yet."""
+        return self.holds(session_id) and session_id_in(cookie) != session_id
+
+    def end_unknown(self, session_id: str, cookie: "str | Morsel[str] | None") -> None:
+        """End a session that began in a request whose caller got no response: nothing else would."""
+        if self.is_unknown(session_id, cookie):
+            self.start_ending(session_id)
 
     def start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
         """Refuse the id from now on; returns the task that ends the session, if one is needed or running."""
@@ -210,7 +218,7 @@ class SessionStore:
             return self._ending.get(session_id)
         session = self._in_use.get(session_id)
         is_known = session is not None or self._kept.pop(session_id, None) is not None
-        self._closed.add(session_id)
+        self._refuse(session_id, "is closed")
         if session is None and (self._close_session is None or not is_known):
             return None
         return self._create_ending(session_id, session)
@@ -238,4 +246,4 @@ class SessionStore:
             self.log_error(error)
 
     def _log_error(self, error: Exception) -> None:
-        logger.error("%s: close_session failed", self.cookie_name, exc_info=error)
+        logger.error("%s: close_session failed", self.server_name, exc_info=error)

@@ -16,13 +16,13 @@ from nemo_gym.servers.activity_report import Activities
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.serve import Startup, uvicorn_config
 from nemo_gym.servers.session_middleware import add_sessions
-from nemo_gym.servers.sessions import SessionStore
+from nemo_gym.servers.sessions import SessionPolicy, SessionStore
 
 
-def new_app(name: str = "it", **options: Any) -> FastAPI:
+def new_app(name: str = "it", policy: SessionPolicy | None = None, **options: Any) -> FastAPI:
     """An empty application with sessions, as the base classes set it up."""
     app = FastAPI(**options)
-    add_sessions(app, SessionStore(session_cookie_name(name)))
+    add_sessions(app, SessionStore(session_cookie_name(name), policy=policy))
     return app
 
 
@@ -46,11 +46,11 @@ def served(server: HostedServer) -> Iterator[str]:
         thread = threading.Thread(target=runner.run, args=([listener],))
         thread.start()
         try:
-            assert ready.wait(10)
+            assert ready.wait(60)
             yield f"http://127.0.0.1:{port}"
         finally:
             runner.should_exit = True
-            thread.join(10)
+            thread.join(60)
 
 
 def served_config(name: str, url: str, **block: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, ClassVar
@@ -98,15 +99,21 @@ class World:
     """An agent and its environment, in this process or each behind HTTP."""
 
     def __init__(
-        self, env: FastAPI | None = None, agent: type[SimpleResponsesAPIAgent] = Walker, **timeouts: float
+        self,
+        env: FastAPI | None = None,
+        agent: type[SimpleResponsesAPIAgent] = Walker,
+        rooms: type[Rooms] = Rooms,
+        close_session_timeout_s: float = 30.0,
+        **fields_of_rooms: Any,
     ) -> None:
-        self.rooms = Rooms(
+        self.rooms = rooms(
             config=BaseResourcesServerConfig(name="env", **BLOCK),
             server_client=MagicMock(spec=ServerClient),
+            **fields_of_rooms,
         )
         self._env = env
         self._agent = agent
-        self._settings = {"close_session_timeout_s": 5.0, **timeouts}
+        self._settings = {"close_session_timeout_s": close_session_timeout_s}
 
     def hosted(self, client: ServerClient) -> dict[str, HostedServer]:
         config = BaseResponsesAPIAgentConfig(name="agent", **BLOCK, **self._settings)
@@ -217,6 +224,62 @@ def test_sessions_are_closed_after_a_cancelled_run() -> None:
     asyncio.run(run())
 
 
+class SlowRooms(Rooms):
+    """Its `/seed_session` opens a room, then does not respond until `may_respond` is set."""
+
+    may_respond: threading.Event = Field(default_factory=threading.Event)
+    uses_middleware: bool = False
+
+    def setup_webserver(self) -> FastAPI:
+        app = super().setup_webserver()
+        if self.uses_middleware:
+            app.middleware("http")(pass_on)
+        return app
+
+    async def seed_session(self, request: Request, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
+        await super().seed_session(request, body)
+        await until(self.may_respond.is_set)
+        return BaseSeedSessionResponse()
+
+
+async def pass_on(request: Request, call_next: Any) -> Any:
+    return await call_next(request)
+
+
+@pytest.mark.parametrize("uses_middleware", [False, True])
+def test_session_is_closed_if_its_caller_is_cancelled_before_it_knows_of_it(uses_middleware: bool) -> None:
+    world = World(rooms=SlowRooms, uses_middleware=uses_middleware)
+
+    async def run() -> None:
+        async with world.open("embedded") as client:
+            running = asyncio.create_task(client.post("agent", "/run", json={}))
+            await until(lambda: world.rooms.rooms)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await until(lambda: world.rooms.closed)
+
+    asyncio.run(run())
+    assert world.rooms.rooms == {}
+
+
+def test_session_is_closed_if_its_caller_disconnects_before_it_knows_of_it() -> None:
+    world = World(rooms=SlowRooms)
+
+    async def run() -> None:
+        async with world.open("http") as client:
+            seeding = asyncio.create_task(client.post("env", "/seed_session", json={}))
+            await until(lambda: world.rooms.rooms)
+            seeding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await seeding
+            world.rooms.may_respond.set()
+            await until(lambda: world.rooms.closed)
+
+    asyncio.run(run())
+    assert world.rooms.rooms == {}
+
+
 def test_cancelled_run_does_not_wait_for_its_sessions_to_close() -> None:
     world = World()
     world.rooms.holds_closing = True
@@ -232,7 +295,8 @@ def test_cancelled_run_does_not_wait_for_its_sessions_to_close() -> None:
 
 
 def test_slow_closing_delays_a_run_by_the_timeout_only_and_continues(transport: str) -> None:
-    world = World(close_session_timeout_s=0.05)
+    timeout_s = {"embedded": 0.05, "http": 1.0}[transport]  # over HTTP, the request has to arrive in time
+    world = World(close_session_timeout_s=timeout_s)
     world.rooms.holds_closing = True
 
     async def run() -> None:
@@ -268,10 +332,7 @@ class WithAppOfItsOwn(Walker):
         app.post("/v1/responses")(self.responses)
         app.post("/run")(self.run)
 
-        @app.middleware("http")
-        async def pass_on(request: Request, call_next: Any) -> Any:
-            return await call_next(request)
-
+        app.middleware("http")(pass_on)
         return app
 
 
@@ -326,6 +387,9 @@ def test_session_of_the_agent_itself_ends_with_the_run(
             assert agent.closed == [session_id_in(played.cookies["ng_session_agent"])]
             again = await client.post("agent", "/v1/responses", json={}, cookies=played.cookies)
             assert again.status == 410
+            second = await client.post("agent", "/run", json={}, cookies=played.cookies)
+            assert second.status == 200, "a run begins a session of its own"
+            await until(lambda: len(agent.closed) == 2)
 
     asyncio.run(run())
 

@@ -9,15 +9,17 @@ from nemo_gym.client import ServerClient
 from nemo_gym.http import ClientResponse
 from nemo_gym.server_utils import SESSION_ID_KEY
 from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.session_middleware import sessions_of
 from nemo_gym.servers.sessions import SessionPolicy, SessionStore
 from tests.gym.servers.serving import local_client, new_app
 
 ID = "0123456789abcdef" * 2
+CAPACITY = 3
 
 
 def note_app() -> FastAPI:
     """Stores notes in the session; one route is called directly, one through the application."""
-    app = new_app()
+    app = new_app(policy=SessionPolicy(capacity=CAPACITY))
 
     async def put(request: Request, body: dict[str, Any]) -> dict[str, Any]:
         request.session.update(body)
@@ -176,15 +178,16 @@ def test_empty_session_uses_no_memory_after_the_request(emptied: bool) -> None:
     assert len(store) == 0
 
 
-def test_session_that_loses_its_content_uses_no_memory() -> None:
+def test_session_that_loses_its_content_is_kept_until_it_ends() -> None:
+    """Its caller may still have the cookie that says that it is kept."""
     store = SessionStore("c")
     session = store.open(ID)
     session["a"] = 1
     store.close(session)
-    assert len(store) == 1
-    session = store.open(ID)
-    del session["a"]
+    del store.open(ID)["a"]
     store.close(session)
+    assert store.holds(store.identify(f"{ID}k")) and ID not in store.ended_ids
+    asyncio.run(store.end(ID))
     assert len(store) == 0
 
 
@@ -208,20 +211,33 @@ def test_dropped_session_is_refused_instead_of_coming_back_empty() -> None:
     store = SessionStore("c", policy=SessionPolicy(capacity=1))
     first, second = put(store, 1), put(store, 2)
     assert "was dropped" in str(store.ended(first))
-    assert store.ended(second) is None
+    assert second not in store.ended_ids
 
 
-def test_ids_of_ended_sessions_are_remembered_up_to_a_bound() -> None:
-    store = SessionStore("c", policy=SessionPolicy(capacity=1, evicted_ids=2, closed_ids=2))
+@pytest.mark.parametrize("mark, is_refused", [("k", True), ("", False)], ids=["kept", "not kept"])
+def test_kept_session_that_the_server_does_not_know_is_refused(mark: str, is_refused: bool) -> None:
+    """The server has restarted, or it has forgotten the id among thousands of others."""
+    store = SessionStore("c")
+    assert store.identify(ID + mark) == ID
+    assert (ID in store.ended_ids) is is_refused
+    if is_refused:
+        assert "the server has restarted" in str(store.ended(ID))
+
+
+@pytest.mark.parametrize("path", ["/seed_session", "/run"])
+def test_request_that_begins_a_session_gets_a_new_id_if_the_old_session_has_ended(path: str) -> None:
+    store = SessionStore("c")
+    asyncio.run(store.end(ID))
+    assert store.identify(ID, "/look") == ID
+    assert store.identify(ID, path) != ID
+    assert store.identify("f" * 32 + "k", path) != "f" * 32
+
+
+def test_ended_ids_are_refused_up_to_a_bound_and_marked_ones_always() -> None:
+    store = SessionStore("c", policy=SessionPolicy(capacity=1, ended_ids=2))
     evicted = [put(store, number) for number in range(5)][:-1]
-    assert [store.ended(session_id) is not None for session_id in evicted] == [False, False, True, True]
-
-    async def close_all() -> None:
-        for session_id in (closed := [f"{number:032x}" for number in range(10, 14)]):
-            await store.end(session_id)
-        assert [store.ended(session_id) is not None for session_id in closed] == [False, False, True, True]
-
-    asyncio.run(close_all())
+    assert list(store.ended_ids) == evicted[2:]
+    assert store.identify(f"{evicted[0]}k") in store.ended_ids
 
 
 def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
@@ -231,7 +247,7 @@ def test_session_in_use_is_never_dropped_for_the_capacity() -> None:
     store.close(store.open(ID))  # a second request of the same session has ended
     for number in range(3):
         put(store, number)
-    assert store.ended(ID) is None
+    assert ID not in store.ended_ids
     assert store.open(ID) is held
 
 
@@ -259,19 +275,29 @@ def test_route_without_session_use_opens_no_session() -> None:
     asyncio.run(run())
 
 
-def test_session_with_content_is_in_use_during_any_route() -> None:
+def test_session_with_content_is_not_dropped_during_any_route() -> None:
     async def run() -> None:
-        server = HostedServer("it", note_app())
-        caller = Caller(local_client(it=server))
+        app = note_app()
+        may_end = asyncio.Event()
+
+        async def stay(body: dict[str, Any]) -> dict[str, Any]:
+            """Does not use the session."""
+            is_inside.set()
+            await may_end.wait()
+            return body
+
+        is_inside = asyncio.Event()
+        app.post("/stay")(stay)
+        sessions = sessions_of(app)
+        assert sessions is not None
+        caller = Caller(local_client(it=HostedServer("it", app)))
         await caller.post("/put", {"a": 1})
-        pending = asyncio.create_task(caller.post("/slowly", {}))
-        for _ in range(100):  # iterations of the event loop until the route runs
-            await asyncio.sleep(0)
-            if server.sessions._in_use:
-                break
-        assert len(server.sessions._in_use) == 1
+        pending = asyncio.create_task(caller.post("/stay", {}))
+        await is_inside.wait()
+        for number in range(CAPACITY + 1):
+            put(sessions.store, number)
+        may_end.set()
         await pending
-        assert not server.sessions._in_use
         assert (await caller.post("/put", {"b": 2}))["a"] == 1
 
     asyncio.run(run())
