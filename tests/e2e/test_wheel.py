@@ -141,13 +141,13 @@ import nemo_gym
 
 async def main():
     async with nemo_gym.open_servers({[CALCULATOR, MODEL]}, {POLICY}) as client:
-        answer = await client.post("calculator", "/calculator", json={{"expression": "6*7"}})
-        print(await answer.text(), sys.modules["resources_servers.calculator.app"].__file__)
+        response = await client.post("calculator", "/calculator", json={{"expression": "6*7"}})
+        print(await response.text(), sys.modules["resources_servers.calculator.app"].__file__)
 
 asyncio.run(main())
 """
-    answer, file = run(scripts, tmp_path, "python", "-c", script).split()
-    assert json.loads(answer) == "42"
+    body, file = run(scripts, tmp_path, "python", "-c", script).split()
+    assert json.loads(body) == "42"
     assert Path(file).is_relative_to(installed)
 
 

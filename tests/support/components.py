@@ -17,15 +17,15 @@ class Server(SimpleResourcesServer):
         return app
 
     async def ask(self, body: dict) -> dict:
-        return {"answer": ANSWER}
+        return {"result": RESULT}
 
     async def verify(self, body):
         return {"reward": 1.0}
 
 
-ANSWER = "plain"
+RESULT = "plain"
 """
-"""An environment with one route, /ask, that returns ANSWER; text appended to it can change ANSWER."""
+"""An environment with one route, /ask, that returns RESULT; text appended to it can change RESULT."""
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:

@@ -88,7 +88,7 @@ def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, no_h
 
 
 def with_own_metrics(folder: Path) -> str:
-    return write_component(folder, "shop", SERVER.replace("\n\nANSWER", OWN + "\n\nANSWER"))
+    return write_component(folder, "shop", SERVER.replace("\n\nRESULT", OWN + "\n\nRESULT"))
 
 
 def assert_own(done: Ended) -> None:

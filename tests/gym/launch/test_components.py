@@ -21,7 +21,7 @@ def ask(config_paths: str | list[str], *servers: str) -> list[Any]:
     async def call_all() -> list[Any]:
         async with nemo_gym.open_servers(config_paths) as client:
             responses = [await client.post(server, "/ask", json={}) for server in servers]
-            return [(await response.json())["answer"] for response in responses]
+            return [(await response.json())["result"] for response in responses]
 
     return asyncio.run(call_all())
 
@@ -70,8 +70,8 @@ def test_copy_of_a_user_shadows_the_shipped_component(folder: Path) -> None:
 
 
 def test_extra_root_comes_before_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = write_component(folder, "twice", SERVER + "ANSWER = 'working directory'")
-    write_component(folder / "extra", "twice", SERVER + "ANSWER = 'extra root'")
+    config = write_component(folder, "twice", SERVER + "RESULT = 'working directory'")
+    write_component(folder / "extra", "twice", SERVER + "RESULT = 'extra root'")
     monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "extra"))
     assert ask(config, "twice") == ["extra root"]
 
@@ -79,7 +79,7 @@ def test_extra_root_comes_before_the_working_directory(folder: Path, monkeypatch
 def test_roots_are_those_of_the_moment_at_which_the_configuration_was_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
+    app = "from utils import WORD\n" + SERVER + "RESULT = WORD"
     path = write_component(folder / "then", "settled", app, {"utils.py": "WORD = 'then'"})
     write_component(folder / "now", "settled", app, {"utils.py": "WORD = 'now'"})
     monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(folder / "then"))
@@ -90,12 +90,12 @@ def test_roots_are_those_of_the_moment_at_which_the_configuration_was_read(
         async with host_embedded(config) as client:
             return await (await client.post("settled", "/ask", json={})).json()
 
-    assert asyncio.run(call())["answer"] == "then"
+    assert asyncio.run(call())["result"] == "then"
 
 
 def test_one_name_under_two_roots_is_resolved_per_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for root in ("a", "b"):
-        app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
+        app = "from utils import WORD\n" + SERVER + "RESULT = WORD"
         config = write_component(folder / root, "wanders", app, {"utils.py": f"WORD = '{root}'"})
     found = []
     for roots in ("a", "b", "a", "b:a", "a:b"):
@@ -114,7 +114,7 @@ def test_shadowing_component_does_not_import_siblings_of_the_shadowed_one(
 
 
 def test_siblings_of_the_same_name_never_collide(folder: Path) -> None:
-    app = "from utils import WORD\n" + SERVER + "ANSWER = WORD"
+    app = "from utils import WORD\n" + SERVER + "RESULT = WORD"
     paths = [
         write_component(folder, name, app, {"utils.py": f"WORD = '{name}'"}) for name in ("left", "right")
     ]
@@ -136,21 +136,21 @@ def test_siblings_of_the_same_name_never_collide(folder: Path) -> None:
 )
 def test_bare_and_full_names_give_the_same_module(folder: Path, imports: str) -> None:
     name = f"same_{folder.name}"
-    app = imports.format(name=name) + "\n" + SERVER + "ANSWER = helper is full and helper.WORD"
+    app = imports.format(name=name) + "\n" + SERVER + "RESULT = helper is full and helper.WORD"
     inner = "from . import deep\n__all__ = ['deep']"
     files = {"helper.py": "WORD = 1", "inner/__init__.py": inner, "inner/deep.py": "WORD = 1"}
     assert ask(write_component(folder, name, app, files), name) == [1]
 
 
 def test_entry_module_can_be_imported_by_its_siblings(folder: Path) -> None:
-    app = SERVER + "from helper import reply\nANSWER = reply"
+    app = SERVER + "from helper import reply\nRESULT = reply"
     helper = f"import app\nimport resources_servers.circle.app as full\nreply = app is full and '{id}'"
     files = {"helper.py": helper.replace(str(id), "itself")}
     assert ask(write_component(folder, "circle", app, files), "circle") == ["itself"]
 
 
 def test_sibling_imported_inside_a_function_belongs_to_the_component(folder: Path) -> None:
-    app = SERVER.replace('return {"answer": ANSWER}', "import late\n        return {'answer': late.WORD}")
+    app = SERVER.replace('return {"result": RESULT}', "import late\n        return {'result': late.WORD}")
     paths = [
         write_component(folder, name, app, {"late.py": f"WORD = '{name}'"}) for name in ("lazy_a", "lazy_b")
     ]
@@ -158,7 +158,7 @@ def test_sibling_imported_inside_a_function_belongs_to_the_component(folder: Pat
 
 
 def test_sibling_package_without_init_file_can_be_imported(folder: Path) -> None:
-    app = "from lib.words import WORD\n" + SERVER + "ANSWER = WORD"
+    app = "from lib.words import WORD\n" + SERVER + "RESULT = WORD"
     config = write_component(folder, "plain_folder", app, {"lib/words.py": "WORD = 'found'"})
     assert ask(config, "plain_folder") == ["found"]
 
@@ -167,19 +167,19 @@ def test_siblings_do_not_shadow_the_standard_library(folder: Path) -> None:
     app = (
         "import random, types\n"
         + SERVER
-        + "ANSWER = hasattr(random, 'randint') and hasattr(types, 'ModuleType')"
+        + "RESULT = hasattr(random, 'randint') and hasattr(types, 'ModuleType')"
     )
     files = {"random.py": "raise SystemExit('sibling')", "types.py": "raise SystemExit('sibling')"}
     assert ask(write_component(folder, "modest", app, files), "modest") == [True]
 
 
 def test_data_folder_of_a_component_does_not_shadow_an_installed_package(folder: Path) -> None:
-    app = "import yaml\n" + SERVER + "ANSWER = hasattr(yaml, 'safe_load')"
+    app = "import yaml\n" + SERVER + "RESULT = hasattr(yaml, 'safe_load')"
     assert ask(write_component(folder, "yamls", app, {"yaml/notes.txt": ""}), "yamls") == [True]
 
 
 def test_package_file_of_a_component_runs_before_its_app(folder: Path) -> None:
-    app = "from resources_servers.packaged import WORD\n" + SERVER + "ANSWER = WORD"
+    app = "from resources_servers.packaged import WORD\n" + SERVER + "RESULT = WORD"
     config = write_component(
         folder, "packaged", app, {"__init__.py": "from utils import WORD", "utils.py": "WORD = 1"}
     )
@@ -189,26 +189,26 @@ def test_package_file_of_a_component_runs_before_its_app(folder: Path) -> None:
 def test_import_after_hosting_uses_the_first_root_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_component(folder / "a", "moves", SERVER + "ANSWER = 'a'", {"serve.py": SERVER + "ANSWER = 'a'"})
-    write_component(folder / "b", "moves", SERVER + "ANSWER = 'b'")
+    write_component(folder / "a", "moves", SERVER + "RESULT = 'a'", {"serve.py": SERVER + "RESULT = 'a'"})
+    write_component(folder / "b", "moves", SERVER + "RESULT = 'b'")
     block = "{resources_servers: {moves: {entrypoint: serve.py, domain: other}}}"
     write_files(folder, {"moves.yaml": f"moves: {block}"})
     monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", f"{folder / 'b'}:{folder / 'a'}")
     assert ask("moves.yaml", "moves") == ["a"]  # the only one with this entrypoint
     for name in [name for name in sys.modules if name.startswith("resources_servers.moves")]:
         del sys.modules[name]
-    assert import_module("resources_servers.moves.app").ANSWER == "b"
+    assert import_module("resources_servers.moves.app").RESULT == "b"
 
 
 def test_entrypoint_may_have_another_name_and_be_in_a_subfolder(folder: Path) -> None:
-    write_component(folder, "deep_entry", "raise SystemExit", {"src/serve.py": SERVER + "ANSWER = __name__"})
+    write_component(folder, "deep_entry", "raise SystemExit", {"src/serve.py": SERVER + "RESULT = __name__"})
     block = "{resources_servers: {deep_entry: {entrypoint: src/serve.py, domain: other}}}"
     write_files(folder, {"deep.yaml": f"deep_entry: {block}"})
     assert ask("deep.yaml", "deep_entry") == ["resources_servers.deep_entry.src.serve"]
 
 
 def test_one_component_can_be_two_instances(folder: Path) -> None:
-    write_component(folder, "both", SERVER.replace("ANSWER}", "self.config.name}"))
+    write_component(folder, "both", SERVER.replace("RESULT}", "self.config.name}"))
     block = "{resources_servers: {both: {entrypoint: app.py, domain: other}}}"
     write_files(folder, {"two.yaml": f"one: {block}\nother: {block}"})
     assert ask("two.yaml", "one", "other") == ["one", "other"]

@@ -24,7 +24,7 @@ from nemo_gym.global_config import maybe_get_global_config_dict
 from nemo_gym.server_utils import ServerClient
 from tests.support.components import SERVER, write_component, write_files
 
-RETURNS_WORD = SERVER.replace("ANSWER}", "get_global_config_dict().get('word')}") + (
+RETURNS_WORD = SERVER.replace("RESULT}", "get_global_config_dict().get('word')}") + (
     "from nemo_gym.global_config import get_global_config_dict\n"
 )
 """A server that responds with the `word` of the configuration."""
@@ -32,7 +32,7 @@ RETURNS_WORD = SERVER.replace("ANSWER}", "get_global_config_dict().get('word')}"
 
 async def word(client: ServerClient, server: str) -> Any:
     response = await client.post(server, "/ask", json={})
-    return (await response.json())["answer"]
+    return (await response.json())["result"]
 
 
 def assert_nothing_is_open() -> None:
@@ -102,8 +102,8 @@ def test_configuration_is_available_at_import_and_at_setup(folder: Path) -> None
     app = (
         "from nemo_gym.global_config import get_global_config_dict\n"
         + SERVER.replace("super().setup_webserver()", "super().setup_webserver()\n        at_setup()")
-        + "ANSWER = [get_global_config_dict()['word']]\n"
-        + "def at_setup(): ANSWER.append(get_global_config_dict()['word'])\n"
+        + "RESULT = [get_global_config_dict()['word']]\n"
+        + "def at_setup(): RESULT.append(get_global_config_dict()['word'])\n"
     )
     path = write_component(folder, "early", app)
 
@@ -162,7 +162,7 @@ def test_closing_inner_servers_does_not_break_calls_of_the_outer_ones(folder: Pa
 
 
 CALLS_OUT = SERVER.replace(
-    "ANSWER}", "await (await request('GET', get_global_config_dict()['url'])).text()}"
+    "RESULT}", "await (await request('GET', get_global_config_dict()['url'])).text()}"
 ) + ("from nemo_gym.global_config import get_global_config_dict\nfrom nemo_gym.server_utils import request\n")
 
 

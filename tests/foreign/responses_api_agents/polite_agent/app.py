@@ -1,4 +1,4 @@
-"""An agent in the usual style: it calls itself over its own route and carries cookies from answer to answer."""
+"""An agent in the usual style: it calls itself over its own route and passes cookies on from response to response."""
 
 import json
 from typing import List
@@ -65,7 +65,7 @@ class PoliteAgent(SimpleResponsesAPIAgent):
             try:
                 parsed = NeMoGymResponse.model_validate(await get_response_json(model_response))
             except ValidationError as e:
-                raise RuntimeError("the model's answer does not validate") from e
+                raise RuntimeError("the response of the model server does not validate") from e
             new_outputs.extend(parsed.output)
             calls: List[NeMoGymResponseFunctionToolCall] = [o for o in parsed.output if o.type == "function_call"]
             if not calls:

@@ -135,7 +135,7 @@ POLICY = ["policy_base_url=http://127.0.0.1:1", "policy_api_key=none", "policy_m
 
 @pytest.mark.parametrize("has_own", [True, False])
 def test_stock_agent_returns_the_metrics_of_its_environment(folder: Path, has_own: bool) -> None:
-    environment = write_component(folder, "shop", SERVER.replace("\n\nANSWER", OWN * has_own + "\n\nANSWER"))
+    environment = write_component(folder, "shop", SERVER.replace("\n\nRESULT", OWN * has_own + "\n\nRESULT"))
     agent = """
     stock:
       responses_api_agents:

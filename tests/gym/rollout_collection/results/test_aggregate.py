@@ -307,7 +307,7 @@ OWN = """
 def test_open_servers_compute_their_metrics_with_renumbered_rollouts(
     folder: Path, merge_shards: bool
 ) -> None:
-    environment = write_component(folder, "agent", SERVER.replace("\n\nANSWER", OWN + "\n\nANSWER"))
+    environment = write_component(folder, "agent", SERVER.replace("\n\nRESULT", OWN + "\n\nRESULT"))
     write_shard("a.jsonl", [rollout(0, 0, run="a", response={"output": []}), rollout(1, 0)])
     write_shard("b.jsonl", [rollout(0, 0, run="b")])
     config = RolloutAggregationConfig(

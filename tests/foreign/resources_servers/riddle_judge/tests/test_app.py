@@ -31,10 +31,10 @@ def _response(text: str) -> NeMoGymResponse:
 
 def test_verify_calls_the_judge(monkeypatch):
     client = MagicMock(spec=ServerClient)
-    answer = AsyncMock()
-    answer.raise_for_status = MagicMock()
-    answer.json.return_value = _response("[[yes]]").model_dump()
-    client.post.return_value = answer
+    response = AsyncMock()
+    response.raise_for_status = MagicMock()
+    response.json.return_value = _response("[[yes]]").model_dump()
+    client.post.return_value = response
     config = RiddleJudgeConfig(
         host="0.0.0.0",
         port=8080,
