@@ -61,13 +61,13 @@ CASES = {
     ),
     "a server that never becomes ready": Case(
         app("print('loading', flush=True)\nimport time\ntime.sleep(1000)"),
-        ("good is not ready after 6 s", "  loading", "+startup_timeout_s="),
-        arguments=("+startup_timeout_s=6",),
+        ("good is not ready after 9 s", "  loading", "+startup_timeout_s="),
+        arguments=("+startup_timeout_s=9",),  # it has to print within this time
     ),
     "a server that closes its pipes and continues": Case(
         app("import os, time\nos.closerange(3, 64)\ntime.sleep(1000)"),
-        ("good is not ready after 6 s", "+startup_timeout_s="),
-        arguments=("+startup_timeout_s=6",),
+        ("good is not ready after 5 s", "+startup_timeout_s="),
+        arguments=("+startup_timeout_s=5",),
     ),
     "a misspelt key of a server": Case(
         lambda folder: None,

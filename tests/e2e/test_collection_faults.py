@@ -121,10 +121,10 @@ class Gate:
 
 def test_sigterm_lets_running_rollouts_finish_and_starts_no_more(runs: CollectionRuns) -> None:
     runs.adder.override = gate = Gate(4)
-    collector = runs.start(num_samples_in_parallel=4)
+    collector = runs.start(num_samples_in_parallel=4, stop_grace_s=60)
     collector.wait_until(lambda: len(runs.recorded()) == 4 and gate.waiting == 4)
     collector.send(signal.SIGTERM)
-    collector.wait_until(lambda: "SIGTERM: running rollouts get 5 s to finish" in collector.output)
+    collector.wait_until(lambda: "SIGTERM: running rollouts get 60 s to finish" in collector.output)
     gate.open()
     assert collector.wait() == 1
     assert "Stopped early: SIGTERM" in collector.output
@@ -220,7 +220,7 @@ def num_in_later_attempts(runs: CollectionRuns) -> int:
 def test_temporarily_unreachable_endpoint_loses_no_rollout(runs: CollectionRuns) -> None:
     runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 100)
     runs.adder.override = slow
-    collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=0.5)
+    collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=0.5, max_attempts=10)
     collector.wait_until(lambda: len(runs.recorded()) > 10)
     runs.endpoint.go_down()
     assert wait_until(lambda: num_in_later_attempts(runs) == 4), collector.output
@@ -257,10 +257,11 @@ def test_hanging_calls_end_at_their_deadline_and_are_retried(runs: CollectionRun
 
     runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 40)
     runs.adder.override = hang_now_and_then
-    collector = runs.start(call_timeout_s=1)
+    collector = runs.start(call_timeout_s=2)
     assert collector.wait() == 0, collector.output
     runs.check_complete()
-    assert runs.adder.request_counts.total() == 44
+    # Others are called again only if the machine is so slow that they, too, reach the deadline.
+    assert all(runs.adder.request_counts[number] > 1 for number in (0, 10, 20, 30))
 
 
 def test_calls_that_always_hang_are_infrastructure_failures_and_complete_on_resume(
@@ -270,9 +271,11 @@ def test_calls_that_always_hang_are_infrastructure_failures_and_complete_on_resu
         return await hang(number, times) if number == 3 else None
 
     runs.adder.override = hang_on_one
-    collector = runs.start(call_timeout_s=0.3, max_attempts=1)
+    collector = runs.start(call_timeout_s=0.5, max_attempts=1)
     assert collector.wait() == 1
-    assert runs.check_ledger()["failed"] == {"infrastructure": 1}
+    failure = runs.failure_of(3)
+    assert failure["_ng_failure_class"] == "infrastructure"
+    assert "within 0.5 s" in failure["error_message"]
     runs.adder.override = no_override
     runs.finish()
 
@@ -287,7 +290,7 @@ def test_only_the_rollouts_of_a_killed_worker_are_played_again(runs: CollectionR
     gate.open()
     assert collector.wait() == 0, collector.output
     runs.check_complete()
-    assert "its 4 rollouts are played again" in collector.output
+    assert "rollouts to play again: 4" in collector.output
     assert sorted(runs.adder.request_counts.values()) == [1] * 56 + [2] * 4
 
 
@@ -316,7 +319,7 @@ def serve(runs: CollectionRuns, **settings: object) -> NgRun:
 def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: CollectionRuns) -> None:
     runs.adder.override = gate = Gate(4)
     with serve(runs, restart_policy="on_failure") as served:
-        collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=1)
+        collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=1, max_attempts=10)
         collector.wait_until(lambda: gate.waiting == 4)
         os.kill(served.pid_of(runs.agent), signal.SIGKILL)
         collector.wait_until(lambda: f"restarting {runs.agent}" in served.output)

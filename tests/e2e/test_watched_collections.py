@@ -108,7 +108,7 @@ def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: CollectionRuns) 
     runs.adder.override = hang
     with NgRun([CALCULATOR, MODEL], runs.endpoint.settings) as fleet:
         settings: dict[str, object] = {"head_server.port": fleet.head.port, "limit": 1, "max_attempts": 1}
-        collector = runs.start(hosting="served", rollout_timeout_s=1, **settings)
+        collector = runs.start(hosting="served", rollout_timeout_s=2, **settings)
         assert collector.wait() == 1 and "1 timeout" in collector.output
         assert wait_until(lambda: bool(fleet.lines_of("calculator_simple_agent")))
         lines = "".join(fleet.lines_of("calculator_simple_agent"))
@@ -116,14 +116,18 @@ def test_cancelled_rollout_is_cancelled_in_the_server_too(runs: CollectionRuns) 
 
 
 def test_adaptive_concurrency_finds_the_level_of_an_overloaded_endpoint(runs: CollectionRuns) -> None:
-    in_flight = most = 0
+    in_flight = most = arrived = 0
 
     async def at_most_four(number: int, times: int) -> Output | None:
-        nonlocal in_flight, most
+        nonlocal in_flight, most, arrived
         in_flight += 1
         most = max(most, in_flight)
+        arrived += 1
+        seen = 0
         try:
-            await asyncio.sleep(0.02)
+            while seen < arrived:  # until all that the collector sends at once have arrived, however slowly
+                seen = arrived
+                await asyncio.sleep(0.02)
             return failing(429) if in_flight > 4 else None
         finally:
             in_flight -= 1

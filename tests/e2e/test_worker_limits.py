@@ -10,12 +10,16 @@ from tests.support.commands import run_command
 
 def test_limit_of_concurrent_requests_applies_to_all_workers_together(tmp_path: Path) -> None:
     now, most = 0, 0
+    two_at_once = asyncio.Event()
 
     async def script(request: dict[str, Any]) -> list[dict[str, Any]]:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        await asyncio.sleep(0.05)
+        if now == 2:
+            two_at_once.set()
+        await two_at_once.wait()
+        await asyncio.sleep(0.05)  # one request too many would arrive meanwhile
         now -= 1
         return [message("The answer is 1.")]
 

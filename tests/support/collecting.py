@@ -25,7 +25,7 @@ from tests.support.commands import wait_until
 Key = tuple[int, int]
 CALCULATOR = "resources_servers/calculator/configs/calculator.yaml"
 MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
-LONGEST_S = 60.0
+LONGEST_S = 180.0
 """The longest that a collection of these tests takes, also on a slow machine."""
 _PRELOADED = [
     "nemo_gym.cli.main",
@@ -249,6 +249,11 @@ class CollectionRuns:
     @property
     def failures(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._lines(failures_path_for(self.output))]
+
+    def failure_of(self, number: int) -> dict[str, Any]:
+        """The only record of the rollout with this number in the failures file."""
+        [failure] = [one for one in self.failures if one["_ng_task_index"] == number]
+        return failure
 
     @staticmethod
     def _lines(path: Path) -> list[bytes]:
