@@ -110,7 +110,7 @@ def served_by_itself(folder: Path, name: str, *arguments: str) -> Iterator[tuple
     )
     with process:
         try:
-            assert wait_until(lambda: process.poll() is not None or accepts_requests(port), 30)
+            assert wait_until(lambda: process.poll() is not None or accepts_requests(port), 90)
             yield process, port
         finally:
             process.kill()
@@ -124,7 +124,7 @@ def accepts_requests(port: int) -> bool:
 
 
 def post(port: int, path: str, body: object, cookie: str = "") -> tuple[int, Any, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         headers = {"Content-Type": "application/json", "Cookie": cookie}
         connection.request("POST", path, json.dumps(body), headers)
@@ -148,13 +148,13 @@ def test_app_run_as_a_script_serves_until_it_is_stopped(
         status, balance, _ = post(port, "/book", {"amount": "7"}, cookie)
         assert (status, balance) == (200, {"balance": "$7"})
         process.send_signal(number)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode in (0, -number)
         assert "Traceback" not in output
 
 
 def test_app_run_as_a_script_reports_a_wrong_configuration_in_one_message(folder: Path) -> None:
     command = [sys.executable, "resources_servers/ledger/app.py", "+config_paths=[not_there.yaml]"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 2
     assert done.stderr.startswith("ConfigPathNotFoundError") and "Traceback" not in done.stderr

@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 def run_command(
-    *arguments: str, cwd: Path | str = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    *arguments: str, cwd: Path | str = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 180
 ) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     command = [str(BIN / arguments[0]), *arguments[1:]]
@@ -71,7 +71,8 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    """Whether the condition becomes true; False after `timeout_s`, when the test hangs."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():
@@ -129,7 +130,7 @@ class NgRun:
 
     def fetch(self, path: str) -> bytes:
         """The body of a GET request to the head server."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.head.port}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.head.port}{path}", timeout=60) as response:
             page: bytes = response.read()
             return page
 
@@ -151,7 +152,7 @@ class NgRun:
 
     def wait_ready(self) -> None:
         ready = wait_until(
-            lambda: "All servers are ready" in self.output or self.process.poll() is not None, 90
+            lambda: "All servers are ready" in self.output or self.process.poll() is not None, 180
         )
         assert ready and self.process.poll() is None, self.output
 
@@ -162,8 +163,8 @@ class NgRun:
 
     def wait(self) -> int:
         """The exit code, after the process has ended and all its output has been read."""
-        code = self.process.wait(30)
-        self._reader.join(5)
+        code = self.process.wait(90)
+        self._reader.join(30)
         return code
 
     def __enter__(self) -> "NgRun":

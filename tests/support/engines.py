@@ -23,7 +23,7 @@ def engines_below(pid: int) -> list[int]:
 
 async def wait_until_slots_are_busy(engine: LocalEngine, count: int = 1) -> None:
     """Wait until the engine computes this many requests."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             slots: Any = await engine.call("/slots", {})
             if sum(slot["is_processing"] for slot in slots) >= count:

@@ -139,14 +139,14 @@ class VLLMStandIn:
 
     def __enter__(self) -> "VLLMStandIn":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def bodies(self, path: str = "/v1/chat/completions") -> list[Body]:
         return [request.body for request in self.requests if request.path == path]

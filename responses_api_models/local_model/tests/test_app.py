@@ -307,7 +307,7 @@ def test_requests_fail_as_infrastructure_after_the_last_restart() -> None:
             await chat(client, 1)  # the engine is now generating the response to the other call
             assert not call.done()
             os.kill(pid, signal.SIGKILL)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 interrupted = await call
                 return [interrupted, await client.post("policy_model", "/v1/responses", json={"input": "x"})]
 

@@ -21,7 +21,7 @@ def test_https_requests_do_not_wait_for_a_connection_pool() -> None:
     together = asyncio.Barrier(calls)
 
     async def respond_when_all_have_come(request: Json) -> list[Item]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await together.wait()
         return [message("hi")]
 

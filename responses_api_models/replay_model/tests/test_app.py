@@ -168,7 +168,7 @@ def test_hang_ends_when_the_caller_times_out(path: Path) -> None:
         with pytest.raises(ServerUnreachableError, match=r"no response to POST /v1/responses within 0.05 s"):
             await client.post("policy_model", RESPONSES, json=GO, timeout=0.05)
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not others or not (await asyncio.wait(others, timeout=5))[1]
+        assert not others or not (await asyncio.wait(others, timeout=30))[1]
 
     for client in over_both(path, faults={"hang": 1.0}):
         asyncio.run(time_out(client))

@@ -86,7 +86,7 @@ def test_requests_fail_if_the_engine_is_stopped_during_a_restart() -> None:
         generating = asyncio.create_task(generate(engine, prompt, LONG))
         assert await asyncio.to_thread(wait_until, lambda: not others.issuperset(engines_below(os.getpid())))
         await engine.stop(0.0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(EngineError, match="being stopped"):
                 await generating
 
@@ -105,7 +105,7 @@ def test_requests_fail_with_the_reason_if_the_weights_are_missing_at_a_restart(t
             weights.unlink()
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 with pytest.raises(EngineError, match=r"cannot be started again.*weights\.gguf"):
                     await hi(engine)
         finally:
@@ -140,7 +140,7 @@ def test_stopping_waits_for_generations_and_leaves_no_process() -> None:
         generating = asyncio.create_task(generate(engine, await hi(engine), LONG))
         await wait_until_slots_are_busy(engine)
         assert engine.pid is not None
-        await engine.stop(10.0)
+        await engine.stop(120.0)
         return engine.pid, len((await generating).token_ids)
 
     pid, generated = asyncio.run(stopped())
@@ -155,7 +155,7 @@ def test_stopping_waits_no_longer_than_its_limit() -> None:
         generating = asyncio.create_task(generate(engine, await hi(engine), LONG | {"n_predict": 2000}))
         await wait_until_slots_are_busy(engine)
         assert engine.pid is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await engine.stop(0.2)
         with pytest.raises(EngineError):
             await generating
@@ -179,7 +179,7 @@ asyncio.run(main())
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.kill()
-    assert wait_until(lambda: not is_running(pid), 10)
+    assert wait_until(lambda: not is_running(pid))
 
 
 def test_file_without_weights_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -64,11 +64,11 @@ class Index:
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(60)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -254,7 +254,7 @@ def test_two_fetches_at_once_download_once(index: Index, tmp_path: Path) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(index.ranges) == 1
 
 

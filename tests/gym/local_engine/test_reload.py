@@ -56,7 +56,7 @@ async def wait_until_loading(weights: Path, others: set[int]) -> None:
     The check runs in every iteration of the event loop. A reload needs several iterations after the engine
     has loaded the weights, so it is not complete when this returns.
     """
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(has_mapped(pid, weights) for pid in engines() - others):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
 

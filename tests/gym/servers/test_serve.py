@@ -15,5 +15,5 @@ def test_server_listens_on_the_configured_address(host: str) -> None:
         if host != "::1":
             raise
         pytest.skip("this machine has no IPv6")
-    with listener, socket.create_connection(listener.getsockname()[:2], timeout=5) as connection:
+    with listener, socket.create_connection(listener.getsockname()[:2], timeout=30) as connection:
         assert connection.getpeername()[1] == listener.getsockname()[1]

@@ -66,7 +66,7 @@ def test_environment_that_raises_stop_iteration_fails_its_group() -> None:
     error = StopIteration()
     impl = rollouts(ScriptedGeneration([[Turn([21])]]), ScriptedEnvironment([Step(error=error)]))
     with pytest.raises(RuntimeError) as failed:
-        asyncio.run(asyncio.wait_for(impl.run_rollout(sample()), 5))
+        asyncio.run(asyncio.wait_for(impl.run_rollout(sample()), 30))
     assert failed.value.__cause__ is error
 
 
@@ -282,7 +282,7 @@ def test_timeouts_of_the_manager_apply_to_its_groups(limit: str, failure: Any, e
     policy = ScriptedGeneration([[Turn([21], after=asyncio.Event())]])
     manager = managed(policy, ScriptedEnvironment([]), timeouts=RolloutTimeouts(**{limit: 0.02}))
     with pytest.raises(failure, match=expected):
-        asyncio.run(asyncio.wait_for(manager.run_rollout(sample(idx=3)), 5))
+        asyncio.run(asyncio.wait_for(manager.run_rollout(sample(idx=3)), 30))
 
 
 def test_integrity_and_retry_delays_of_the_manager_apply_to_its_members() -> None:
@@ -306,7 +306,7 @@ def test_integrity_and_retry_delays_of_the_manager_apply_to_its_members() -> Non
 
 
 def test_manager_allows_env_concurrency_steps_at_once() -> None:
-    both_step = threading.Barrier(2, timeout=5)
+    both_step = threading.Barrier(2, timeout=30)
 
     class Meeting(ScriptedEnvironment):
         def step(self, message_log_batch: list[Any], metadata: list[Any]) -> EnvironmentReturn[Any]:

@@ -376,7 +376,7 @@ def test_concurrent_groups_do_not_mix() -> None:
 
         impl = rollouts(Echoing([]), Numbering([Step(), Step(terminated=True)]), 2)
         prompts = [sample(40 + idx, idx=idx, extra_env_info={"number": 60 + idx}) for idx in range(3)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await asyncio.gather(*map(impl.run_rollout, prompts))
 
     for idx, record in enumerate(asyncio.run(play())):

@@ -54,7 +54,7 @@ def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
 def test_limits_of_a_stopped_server_are_removed() -> None:
     async def run() -> None:
         async with serving(responding_with('{"limits": {"host:1": 16}}')) as url:
-            limits = ServedLimits([url])
+            limits = ServedLimits([url], timeout_s=30)
             assert limits.latest == {}
             await limits.ask()
             assert limits.latest == {"host:1": 16}
