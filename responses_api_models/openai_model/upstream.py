@@ -1,7 +1,8 @@
 """Which route of the endpoint gets a request: that of its own API, or, converted, that of the other one.
 
 Invariant: once a route has responded, it is kept. Until then every request goes to its own route first. If
-that is missing, one request at a time tries the other route, and the rest follow its result.
+that is missing, one request at a time tries the other route, and the rest follow its result. An error that
+is about the request of the trial concerns no other request.
 """
 
 import asyncio
@@ -123,9 +124,15 @@ class UpstreamRoute:
         async with self._trial:
             if self.is_converting is None and self._failed_trials == failed_before:
                 return await self._one_trial(request, missing)
-        if not self.is_converting:
-            raise self._failure(missing)
-        return await self._converted(request)
+        if self.is_converting:
+            return await self._converted(request)
+        if self._refused_one_request():
+            return await self._one_trial(request, missing)
+        raise self._failure(missing)
+
+    def _refused_one_request(self) -> bool:
+        """Whether the other route exists and has refused the request of the newest trial only."""
+        return self._refusal is not None and EndpointError(self._refusal).kind is FailureKind.DATA
 
     async def _one_trial(self, request: Request, missing: aiohttp.ClientResponseError) -> Completion:
         try:
@@ -141,6 +148,8 @@ class UpstreamRoute:
             self._failed_trials += 1
             self._is_other_broken, self._refusal = True, None
             raise
+        if self.is_converting is not None:  # another request has decided meanwhile
+            return completion
         self.is_converting = True
         logger.warning(
             "%s: the endpoint responds with %d on its %s route; from now on such requests are converted and "

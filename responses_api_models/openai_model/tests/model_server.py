@@ -84,10 +84,12 @@ class ModelServer:
 
 
 @contextmanager
-def open_model_server(script: Script, **settings: Any) -> Iterator[ModelServer]:
+def open_model_server(
+    script: Script, model_class: type[OpenAIModel] = OpenAIModel, **settings: Any
+) -> Iterator[ModelServer]:
     with ScriptedEndpoint(script) as endpoint:
         values = {**SETTINGS, "openai_base_url": endpoint.base_url, **settings}
-        model = OpenAIModel(config=OpenAIModelConfig.model_validate(values), server_client=ServerClient())
+        model = model_class(config=OpenAIModelConfig.model_validate(values), server_client=ServerClient())
         yield ModelServer(model, endpoint)
 
 

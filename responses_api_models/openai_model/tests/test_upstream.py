@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import aiohttp
@@ -135,17 +136,21 @@ class RefusedCalls(NeMoGymAsyncOpenAI):
 
 
 @contextmanager
-def open_server_for_many(count: int, at_chat: Callable[[], web.Response]) -> Iterator[ModelServer]:
+def open_server_for_many(count: int, at_chat: Callable[[Json], web.Response]) -> Iterator[ModelServer]:
     """Its endpoint has no Responses route; the other route responds after `count` refused calls."""
+
+    class Counting(OpenAIModel):
+        @cached_property
+        def endpoint(self) -> RefusedCalls:
+            return RefusedCalls(self.config.openai_base_url, count)
 
     async def script(request: Json) -> web.Response:
         if "input" in request:
             return missing()
-        await until(calls.are_all_refused.is_set)
-        return at_chat()
+        await until(it.model.endpoint.are_all_refused.is_set)
+        return at_chat(request)
 
-    with open_model_server(script) as it:
-        it.model.endpoint = calls = RefusedCalls(it.model.config.openai_base_url, count)
+    with open_model_server(script, Counting) as it:
         yield it
 
 
@@ -154,11 +159,29 @@ async def post_many(it: ModelServer, count: int) -> list[ClientResponse]:
 
 
 def test_requests_that_wait_for_the_other_route_fail_as_infrastructure_if_it_cannot_be_read() -> None:
-    with open_server_for_many(3, lambda: json_response({"choices": []})) as it:
+    with open_server_for_many(3, lambda request: json_response({"choices": []})) as it:
         responses = asyncio.run(post_many(it, 3))
     assert it.apis.count("chat") == 1
     assert sorted(response.status for response in responses) == [404, 404, 502]
     assert {kind_of(response) for response in responses} == {"infrastructure"}
+
+
+def test_request_that_the_other_route_refuses_does_not_fail_those_that_wait_with_it() -> None:
+    def at_chat(request: Json) -> web.Response:
+        if request["messages"][0]["content"] == "too long":
+            return web.Response(status=400, text="context length exceeded")
+        return json_response(completion())
+
+    async def post_all(it: ModelServer) -> list[ClientResponse]:
+        inputs = ("too long", "x", "too long", "y")
+        return list(await asyncio.gather(*(it.post({"input": one}) for one in inputs)))
+
+    with open_server_for_many(4, at_chat) as it:
+        responses = asyncio.run(post_all(it))
+    assert [response.status for response in responses] == [400, 200, 400, 200]
+    for refused in (responses[0], responses[2]):
+        assert kind_of(refused) == "data"
+        assert "context length exceeded" in asyncio.run(refused.text())
 
 
 @pytest.mark.parametrize(("status", "kind"), [(400, "data"), (401, "configuration"), (500, "infrastructure")])
@@ -243,7 +266,7 @@ def test_one_of_many_first_requests_tries_the_other_api(caplog: pytest.LogCaptur
 
 
 def test_few_of_many_requests_try_the_other_missing_route() -> None:
-    with open_server_for_many(20, missing) as it:
+    with open_server_for_many(20, lambda request: missing()) as it:
         assert [response.status for response in asyncio.run(post_many(it, 20))] == [404] * 20
     assert (it.apis.count("responses"), it.apis.count("chat")) == (20, 1)
 
@@ -308,18 +331,21 @@ def test_extra_body_is_laid_over_the_converted_request() -> None:
     assert it.requests[0].items() >= extra.items()
 
 
-def test_openai_gets_a_seed_with_chat_completions_only() -> None:
-    for upstream, has_seed in (("chat_completions", True), ("responses", False)):
-        script = chat_only if has_seed else responses_only
-        with ScriptedEndpoint(script) as endpoint:
-            url = "https://api.openai.com/v1"
-            values = {**SETTINGS, "openai_base_url": url, "upstream_api": upstream}
-            model = OpenAIModel(config=OpenAIModelConfig.model_validate(values), server_client=ServerClient())
-            model.endpoint = NeMoGymAsyncOpenAI(endpoint.base_url, "k")  # the real one is not on loopback
-            it = ModelServer(model, endpoint)
-            it.post_ok({"input": "x", "seed": 3})
-            it.post_ok({**HI, "seed": 3}, CHAT)
-        assert ["seed" in request for request in it.requests] == [has_seed] * 2
+@pytest.mark.parametrize(("upstream", "has_seed"), [("chat_completions", True), ("responses", False)])
+def test_openai_gets_a_seed_with_chat_completions_only(upstream: str, has_seed: bool) -> None:
+    class OnLoopback(OpenAIModel):
+        @cached_property
+        def endpoint(self) -> NeMoGymAsyncOpenAI:
+            return NeMoGymAsyncOpenAI(scripted.base_url, "k")
+
+    url = "https://api.openai.com/v1"
+    values = {**SETTINGS, "openai_base_url": url, "upstream_api": upstream}
+    config = OpenAIModelConfig.model_validate(values)
+    with ScriptedEndpoint(chat_only if has_seed else responses_only) as scripted:
+        it = ModelServer(OnLoopback(config=config, server_client=ServerClient()), scripted)
+        it.post_ok({"input": "x", "seed": 3})
+        it.post_ok({**HI, "seed": 3}, CHAT)
+    assert ["seed" in request for request in it.requests] == [has_seed] * 2
 
 
 @pytest.mark.parametrize(("has_parser", "content"), [(True, "<think>hm</think>hi"), (False, "hi")])
