@@ -29,7 +29,7 @@ class FailureKind(StrEnum):
     DATA = "data"
     """The same input would fail again: a refused request, an exception in an environment, no reward."""
     CONFIGURATION = "configuration"
-    """Wrong key, wrong address, unknown model. No task is at fault, and retries do not help."""
+    """Wrong key, wrong address, unknown model. No task is at fault. In `nemo_rl` it ends the run."""
     CANCELLED = "cancelled"
     """The run was stopped."""
     JUDGE_FAILED = "judge_failed"
@@ -128,7 +128,7 @@ def _warn_of_near_miss(text: str) -> None:
 
 @lru_cache(maxsize=64)  # once per name
 def _warn_of_unknown_kind(text: str) -> None:
-    logger.warning("a server sent the unknown failure kind %r; its HTTP status decides instead", text)
+    logger.warning("a server reported the unknown failure class %r; its HTTP status decides instead", text)
 
 
 class Boundary(Enum):
@@ -286,11 +286,11 @@ EXCEPTION_RULES = (
         frozenset({Boundary.CALL, Boundary.SERVER_CODE, Boundary.TRAINER}),
         frozenset({"JudgeError"}),
     ),
-    # Raised by the HTTP client that we give to servers. Anything else that their code raises is data.
+    # Raised by the HTTP client and the sessions of a server. Anything else that its code raises is data.
     ExceptionRule(
         FailureKind.INFRASTRUCTURE,
         frozenset(Boundary),
-        frozenset({"ClientConnectionError", "ClientPayloadError"}),
+        frozenset({"ClientConnectionError", "ClientPayloadError", "SessionEndedError", "UnreadableRollout"}),
     ),
     # The request of the collector or of a model server failed; a ConfigError there does not blame the row.
     ExceptionRule(

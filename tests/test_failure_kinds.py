@@ -96,13 +96,13 @@ def dispatched(kind: FailureKind) -> Failure:
 @each_kind
 def test_collector_retries_by_the_rule_of_the_kind(kind: FailureKind) -> None:
     outcome, expected = dispatched(kind), EXPECTED[kind]
-    assert (outcome.failure_class, outcome.attempts) == (kind, expected.attempts)
+    assert (outcome.kind, outcome.attempts) == (kind, expected.attempts)
     assert outcome.data_attempts == expected.data_attempts
 
 
 @each_kind
 def test_failure_of_a_worker_process_keeps_its_kind(kind: FailureKind) -> None:
-    assert pickle.loads(pickle.dumps(failure(kind))).failure_class is kind
+    assert pickle.loads(pickle.dumps(failure(kind))).kind is kind
 
 
 @each_kind

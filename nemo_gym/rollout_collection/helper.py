@@ -97,7 +97,7 @@ class RolloutCollectionHelper(BaseModel):
         lines = [line.data.strip() for line in read_lines(output)]
         results = {_packed_key(record): record for record in map(parsed, lines)}
         past, _ = recover_failures(failures_path_for(output))
-        work = remaining_work(plan, results.keys(), past, max_rollout_attempts())
+        work = remaining_work(plan, results, past, max_rollout_attempts())
         rows = {key: parsed(line) for key, line in read_plan(plan) if key in results}
         done = [(key, line) for key, line in zip(results, lines, strict=True) if key in rows]
         return (

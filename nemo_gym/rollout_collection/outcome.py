@@ -63,7 +63,7 @@ class Failure:
 
     key: Key
     agent_ref: Mapping[str, Any]
-    failure_class: AnyKind
+    kind: AnyKind
     error_type: str
     message: str
     status: int | None = None
@@ -88,7 +88,7 @@ class Failure:
             TASK_INDEX_KEY_NAME: self.key.task,
             ROLLOUT_INDEX_KEY_NAME: self.key.rollout,
             AGENT_REF_KEY_NAME: dict(self.agent_ref),
-            NG_FAILURE_CLASS_KEY: self.failure_class,
+            NG_FAILURE_CLASS_KEY: self.kind,
             "error_type": self.error_type,
             "error_message": self.message,
             "http_status": self.status,

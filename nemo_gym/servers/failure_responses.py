@@ -48,7 +48,7 @@ class Failures:
     async def respond_to(self, error: Failed, request: Request) -> Response:
         """The response to a request whose route raised: from the application's own handler, if any."""
         if isinstance(error, SessionEndedError):
-            cause = _cause(self.server_name, 410, error.kind)
+            cause = _cause(self.server_name, 410, kind_of_exception(error, Boundary.SERVER_CODE))
             return Response(encode_json({"detail": str(error)}), 410, cause, "application/json")
         handler = _handler_for(request.app, error)
         if handler is None:

@@ -20,7 +20,6 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from nemo_gym.activity import current_activity
-from nemo_gym.failures import FailureKind
 from nemo_gym.session_cookies import (
     BEGINNING_PATHS,
     is_marked_as_kept,
@@ -56,8 +55,6 @@ class Session(dict[str, Any]):
 
 class SessionEndedError(Exception):
     """A request has the id of a session that has ended. A new attempt begins a new session."""
-
-    kind = FailureKind.INFRASTRUCTURE
 
 
 @dataclass(frozen=True)

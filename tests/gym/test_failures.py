@@ -109,7 +109,7 @@ def test_kind_survives_a_declaration_a_header_json_and_pickling(kind: FailureKin
 def test_unknown_kind_in_a_header_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [kind_in_header(name) for name in ("of_the_future", "of_the_future", None)] == [None] * 3
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "unknown failure kind 'of_the_future'" in record.getMessage()
+    assert "unknown failure class 'of_the_future'" in record.getMessage()
 
 
 @pytest.mark.parametrize(

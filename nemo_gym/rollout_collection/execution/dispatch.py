@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from nemo_gym.activity import Activity, EndpointLimits
-from nemo_gym.failures import FailureKind, rule_of
+from nemo_gym.failures import Boundary, FailureKind, kind_of_exception, rule_of
 from nemo_gym.http import RetryPolicy
 from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
@@ -34,7 +34,7 @@ class RolloutPolicy:
 
     def retry_delay_s(self, failure: Failure, rollout: PlannedRollout, elapsed_s: float) -> float | None:
         """Time until the next attempt; None if there is none."""
-        rule = rule_of(failure.failure_class)
+        rule = rule_of(failure.kind)
         if not rule.is_retried or failure.is_terminal or not failure.is_kept:
             return None
         if rule.uses_data_attempts and failure.data_attempts >= rollout.data_attempts_left:
@@ -193,7 +193,7 @@ class Dispatcher:
                 outcome = outcome.after(entry.attempts, entry.rollout.earlier_attempts)
             self._finish(entry, outcome)
             return
-        entry.data_attempts += rule_of(outcome.failure_class).uses_data_attempts
+        entry.data_attempts += rule_of(outcome.kind).uses_data_attempts
         failure = replace(outcome, attempts=entry.attempts, data_attempts=entry.data_attempts)
         elapsed_s = time.monotonic() - entry.started
         delay_s = None
@@ -203,7 +203,7 @@ class Dispatcher:
             self._finish(entry, failure)
             return
         entry.last = failure
-        entry.activity.wait_for_retry(failure.status or failure.failure_class)
+        entry.activity.wait_for_retry(failure.status or failure.kind)
         entry.timer = self._loop.call_later(delay_s, self._start, entry)
 
     def _finish(self, entry: InFlight, outcome: Outcome) -> None:
@@ -218,13 +218,16 @@ class Dispatcher:
 
 def _outcome_of(rollout: PlannedRollout, running: "asyncio.Task[Outcome]") -> Outcome:
     """The outcome of an attempt that has ended; an attempt raises nothing but cancellation."""
+    error: BaseException | None
     if running.cancelled():
-        error_type, message = "CancelledError", "the rollout's own code raised CancelledError"
-    elif (error := running.exception()) is not None:
-        error_type, message = type(error).__name__, str(error) or repr(error)
+        error = asyncio.CancelledError("the rollout's own code raised CancelledError")
     else:
+        error = running.exception()
+    if error is None:
         return running.result()
-    return Failure(rollout.key, rollout.agent_ref, FailureKind.DATA, error_type, message)
+    kind = kind_of_exception(error, Boundary.SERVER_CODE)
+    message = str(error) or repr(error)
+    return Failure(rollout.key, rollout.agent_ref, kind, type(error).__name__, message)
 
 
 def _described(entry: InFlight, now: float) -> dict[str, object]:

@@ -12,7 +12,7 @@ import orjson
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import NeMoGymError
-from nemo_gym.failures import AnyKind, Boundary, FailureKind, declared_kind, kind_of_exception
+from nemo_gym.failures import AnyKind, Boundary, declared_kind, kind_of_exception
 from nemo_gym.http import ServerCallError, ServerUnreachableError
 from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_JUDGE_ERROR_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY
 
@@ -25,8 +25,6 @@ class InvalidRollout(NeMoGymError):
 
 class UnreadableRollout(InvalidRollout):
     """The agent's response is not JSON: it was cut off, or it is a page of a gateway."""
-
-    kind = FailureKind.INFRASTRUCTURE
 
 
 class NotAnObject(InvalidRollout):

@@ -254,9 +254,7 @@ class WorkerPool:
         rollouts, slot.in_flight = slot.in_flight, {}
         self._retries_of_dead += slot.state.retries
         slot.state = ExecutorState()
-        logger.warning(
-            "worker %d died (%s); rollouts to play again: %d", slot.number, ending, len(rollouts)
-        )
+        logger.warning("worker %d died (%s); rollouts to play again: %d", slot.number, ending, len(rollouts))
         for key, rollout in rollouts.items():
             self._deaths[key] = deaths = self._deaths.get(key, 0) + 1
             if deaths >= self._policy.deaths_per_rollout:

@@ -6,7 +6,7 @@ used up its attempts, or are terminal, is skipped. All others remain to be playe
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -42,11 +42,14 @@ class RemainingWork:
     """Attempts, across all runs, of a rollout that fails because of its input."""
     planned: int
     to_run_by_agent: Mapping[str, int]
-    done: Set[int] = frozenset()
+    done: frozenset[int] = frozenset()
     """Packed keys in the output."""
     skipped: Mapping[int, AnyKind] = field(default_factory=_nothing)
     """Packed keys of rollouts that are not attempted again, with the kind of their last failure."""
-    past: PastFailures = field(default_factory=PastFailures)
+    data_attempts: Mapping[int, int] = field(default_factory=_nothing)
+    """Packed keys with their attempts in earlier runs that failed because of the input."""
+    earlier_attempts: Mapping[int, int] = field(default_factory=_nothing)
+    """The same for attempts of any kind."""
     skipped_by_kind: Mapping[AnyKind, int] = field(default_factory=_nothing)
     skipped_by_agent: Mapping[str, int] = field(default_factory=_nothing)
     not_planned: int = 0
@@ -73,27 +76,27 @@ class RemainingWork:
             if packed_key in self.done or packed_key in self.skipped:
                 continue
             row = _row(line, self.plan)
-            attempts_left = self.max_attempts - self.past.data_attempts.get(packed_key, 0)
+            attempts_left = self.max_attempts - self.data_attempts.get(packed_key, 0)
             yield PlannedRollout(
                 unpacked(packed_key),
                 agent_of(row),
                 row[AGENT_REF_KEY_NAME],
                 line.rstrip(b"\n"),
                 min(attempts_left, DATA_ATTEMPTS_PER_RUN),
-                self.past.attempts.get(packed_key, 0),
+                self.earlier_attempts.get(packed_key, 0),
             )
 
 
 class WorkCount:
     """Counts the remaining work while a plan is read or made, line by line."""
 
-    def __init__(self, plan: Path, done: Set[int], past: PastFailures, max_attempts: int) -> None:
+    def __init__(self, plan: Path, done: Iterable[int], past: PastFailures, max_attempts: int) -> None:
         self._plan = plan
-        self._done = done
+        self._done = frozenset(done)
         self._past = past
         self._max_attempts = max_attempts
         spent = past.spent(max_attempts)
-        self._skipped = {key: kind for key, kind in spent.items() if key not in done}
+        self._skipped = {key: kind for key, kind in spent.items() if key not in self._done}
         self._planned = self._planned_done = 0
         self._to_run_by_agent = Counter[str]()
         self._skipped_by_kind, self._skipped_by_agent = Counter[AnyKind](), Counter[str]()
@@ -122,7 +125,8 @@ class WorkCount:
             MappingProxyType(self._to_run_by_agent),
             self._done,
             MappingProxyType(self._skipped),
-            self._past,
+            MappingProxyType(dict(self._past.data_attempts)),
+            MappingProxyType(dict(self._past.attempts)),
             MappingProxyType(self._skipped_by_kind),
             MappingProxyType(self._skipped_by_agent),
             not_planned=len(self._done) - self._planned_done,
@@ -135,7 +139,7 @@ def whole_plan(plan: Path, by_agent: Mapping[str, int], max_attempts: int) -> Re
     return RemainingWork(plan, max_attempts, sum(to_run.values()), to_run)
 
 
-def remaining_work(plan: Path, done: Set[int], past: PastFailures, max_attempts: int) -> RemainingWork:
+def remaining_work(plan: Path, done: Iterable[int], past: PastFailures, max_attempts: int) -> RemainingWork:
     """The remaining work of the plan in a file."""
     count = WorkCount(plan, done, past, max_attempts)
     with plan.open("rb", READ_BYTES) as file:

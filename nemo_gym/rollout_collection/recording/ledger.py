@@ -35,12 +35,12 @@ class Ledger:
         if isinstance(outcome, Success):
             self.succeeded_now += 1
         elif outcome.is_kept:
-            self.failed_now[outcome.failure_class] += 1
+            self.failed_now[outcome.kind] += 1
             self._note(outcome)
 
     def _note(self, failure: Failure) -> None:
         status = f" {failure.status}" if failure.status is not None else ""
-        cause = f"{failure.failure_class}: {failure.error_type}{status}: {_brief(failure.message)}"
+        cause = f"{failure.kind}: {failure.error_type}{status}: {_brief(failure.message)}"
         if cause in self.causes or len(self.causes) < 1000:
             self.causes[cause] += 1
 

@@ -74,7 +74,7 @@ def test_one_outcome_per_rollout_even_if_recording_another_ends_the_run() -> Non
 
     outcomes = dispatched(fail_one, lambda dispatcher, _: dispatcher.abandon_all())
     assert keys(outcomes) == EACH_ONCE
-    assert [outcome.failure_class for outcome in outcomes if isinstance(outcome, Failure)] == [
+    assert [outcome.kind for outcome in outcomes if isinstance(outcome, Failure)] == [
         "infrastructure",
         *["cancelled"] * 4,
     ]
@@ -86,9 +86,7 @@ def test_rollout_that_waits_for_a_retry_is_recorded_when_the_run_is_abandoned() 
 
     outcomes = dispatched(fail, lambda dispatcher, _: dispatcher.abandon_all(), retry=MUCH_LATER)
     assert keys(outcomes) == EACH_ONCE
-    assert {outcome.failure_class for outcome in outcomes if isinstance(outcome, Failure)} == {
-        "infrastructure"
-    }
+    assert {outcome.kind for outcome in outcomes if isinstance(outcome, Failure)} == {"infrastructure"}
 
 
 def test_attempt_that_fails_otherwise_after_its_deadline_is_a_timeout() -> None:
@@ -102,7 +100,7 @@ def test_attempt_that_fails_otherwise_after_its_deadline_is_a_timeout() -> None:
     outcomes = dispatched(complain, nothing)
     assert keys(outcomes) == EACH_ONCE
     for outcome in outcomes:
-        assert isinstance(outcome, Failure) and outcome.failure_class == "timeout"
+        assert isinstance(outcome, Failure) and outcome.kind == "timeout"
         assert outcome.message == "not finished after 0.05 s; last activity: starting"
         assert outcome.data_attempts == 0
 
@@ -126,4 +124,4 @@ def test_attempt_that_cancels_itself_is_a_data_failure() -> None:
 
     outcomes = dispatched(cancel, nothing)
     assert keys(outcomes) == EACH_ONCE
-    assert {outcome.failure_class for outcome in outcomes if isinstance(outcome, Failure)} == {"data"}
+    assert {outcome.kind for outcome in outcomes if isinstance(outcome, Failure)} == {"data"}

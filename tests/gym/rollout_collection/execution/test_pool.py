@@ -173,7 +173,7 @@ def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
     run.play(dying(deadly_rollout(alone)))
     run.check_each_once()
     assert list(run.failures) == [5] and len(run.links) == 4
-    assert run.failures[5].failure_class == "infrastructure" and run.failures[5].attempts == 3
+    assert run.failures[5].kind == "infrastructure" and run.failures[5].attempts == 3
     assert run.failures[5].message == "3 workers died while they played this rollout"
     assert alone == [False, False, True]
 
@@ -248,7 +248,7 @@ def test_stopped_run_gives_rollouts_the_grace_period_and_cancels_the_rest() -> N
     run.play(playing(play), stop)
     assert {one.key.task for one in run.outcomes} == set(range(4)), "nothing new was started"
     assert set(run.failures) == {0, 2, 3}
-    assert {one.failure_class for one in run.failures.values()} == {"cancelled"}
+    assert {one.kind for one in run.failures.values()} == {"cancelled"}
     assert not any(link.was_killed for link in run.links)
 
 
@@ -279,7 +279,7 @@ def test_rollouts_of_a_dead_worker_that_wait_for_another_are_recorded_when_the_r
 
     run.play(run_worker, stop)
     assert set(run.failures) == {0, 1} and len(run.outcomes) == 2
-    assert {one.failure_class for one in run.failures.values()} == {"cancelled"}
+    assert {one.kind for one in run.failures.values()} == {"cancelled"}
 
 
 def test_worker_that_ignores_the_stop_is_killed_after_the_grace_period() -> None:

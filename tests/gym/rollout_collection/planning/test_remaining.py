@@ -54,11 +54,28 @@ def test_done_and_spent_rollouts_are_not_played(tmp_path: Path) -> None:
 def test_remaining_work_never_changes(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, 3)
     for work in (whole_plan(plan, {"agent0": 2, "agent1": 1}, 3), work_of(plan, [0], failed(1, attempts=3))):
-        for counts in (work.to_run_by_agent, work.skipped, work.skipped_by_kind, work.skipped_by_agent):
+        for counts in (
+            work.to_run_by_agent,
+            work.skipped,
+            work.skipped_by_kind,
+            work.skipped_by_agent,
+            work.data_attempts,
+            work.earlier_attempts,
+        ):
             with pytest.raises(TypeError):
                 counts["agent0"] = 9  # type: ignore[index]
         with pytest.raises(FrozenInstanceError):
             work.planned = 9  # type: ignore[misc]
+        assert isinstance(work.done, frozenset)
+
+
+def test_remaining_work_does_not_follow_later_changes_of_its_sources(tmp_path: Path) -> None:
+    done, past = {packed(Key(0, 0))}, PastFailures()
+    work = remaining_work(plan_of(tmp_path, 3), done, past, 3)
+    done.add(packed(Key(1, 0)))
+    past.data_attempts[packed(Key(2, 0))] = 3
+    assert tasks_of(work) == [1, 2]
+    assert [one.data_attempts_left for one in work.rollouts()] == [2, 2]
 
 
 def test_all_rollouts_of_a_new_plan_remain(tmp_path: Path) -> None:
