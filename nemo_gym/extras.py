@@ -37,19 +37,30 @@ def missing_extra(module: str, extra: str, purpose: str) -> str | None:
     return f"{purpose} needs the package {package}; {_remedy(extra)}"
 
 
-def install_command(extra: str | None = None, home: Path = PARENT_DIR) -> str:
-    """The pip command that installs this distribution again, or adds an extra to it.
+WHEEL = f"{DISTRIBUTION}-{__version__}-py3-none-any.whl"
+"""The name of the wheel file."""
+
+
+def install_command(extra: str, home: Path = PARENT_DIR) -> str:
+    """The pip command that adds an extra to this distribution.
 
     `home` is the folder that contains the package. If it is a checkout, the command installs the checkout.
-    Otherwise an extra is installed by its requirements, because the wheel file may no longer exist.
+    Otherwise the extra is installed by its requirements, because the wheel file may no longer exist.
     """
-    if _is_checkout(home):
-        place = "." if Path.cwd() == home else str(home)
-        return f"pip install -e {quote(f'{place}[{extra}]' if extra else place)}"
-    if extra and (requirements := _requirements(extra, home)):
+    if not _is_checkout(home) and (requirements := _requirements(extra, home)):
         return f"pip install {join(requirements)}"
-    wheel = _wheel(home)
-    return f"pip install {quote(f'{wheel}[{extra}]' if extra else wheel)}"
+    return _command(_source(home) or WHEEL, extra)
+
+
+def reinstall_command(home: Path = PARENT_DIR) -> str | None:
+    """The pip command that installs this distribution again; None if its wheel cannot be found."""
+    source = _source(home)
+    return _command(source) if source is not None else None
+
+
+def _command(source: str, extra: str = "") -> str:
+    option = "" if source.endswith(".whl") else "-e "
+    return f"pip install {option}{quote(f'{source}[{extra}]' if extra else source)}"
 
 
 def _remedy(extra: str) -> str:
@@ -68,14 +79,19 @@ def _requirements(extra: str, home: Path) -> list[str]:
     return [name.strip() for name, _, marker in split if marker.strip() == f"extra == '{extra}'"]
 
 
-def _wheel(home: Path) -> str:
-    """The file that pip installed, if pip recorded it and the file still exists; else only its name."""
+def _source(home: Path) -> str | None:
+    """What this distribution was installed from: a checkout, or a wheel that pip recorded and that exists."""
+    if _is_checkout(home):
+        return "." if Path.cwd() == home else str(home)
     installed = _installed(home)
     origin = json.loads((installed and installed.read_text("direct_url.json")) or "{}").get("url", "")
-    file = Path(unquote(urlsplit(origin).path))
-    if origin.startswith("file:") and file.suffix == ".whl" and file.is_file():
-        return str(file)
-    return f"{DISTRIBUTION}-{__version__}-py3-none-any.whl"
+    address = urlsplit(origin)
+    if not address.path.endswith(".whl"):
+        return None
+    if address.scheme in ("http", "https"):
+        return str(origin)
+    file = Path(unquote(address.path))
+    return str(file) if address.scheme == "file" and file.is_file() else None
 
 
 def _installed(home: Path) -> "Distribution | None":

@@ -29,10 +29,15 @@ def is_installed(search_path: Sequence[str]) -> bool:
 
 
 def conflict_message() -> str:
-    from nemo_gym.extras import DISTRIBUTION, install_command
+    from nemo_gym.extras import DISTRIBUTION, WHEEL, reinstall_command
 
+    uninstall, install = f"pip uninstall -y {OTHER_DISTRIBUTION} {DISTRIBUTION}", reinstall_command()
+    if install is not None:
+        solution = f"Run: {uninstall} && {install}"
+    else:
+        solution = f"Find the file {WHEEL} or build it again; then run: {uninstall}, and install the file"
     return (
         f"warning: the distribution {OTHER_DISTRIBUTION} is also installed in this environment. "
         f"It is another project, or {DISTRIBUTION} under its old name; both contain the package nemo_gym. "
-        f"Run: pip uninstall -y {OTHER_DISTRIBUTION} {DISTRIBUTION} && {install_command()}"
+        f"{solution}"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_gym import PARENT_DIR, __version__
 from nemo_gym.errors import ConfigError
-from nemo_gym.extras import install_command, load_extra, missing_extra
+from nemo_gym.extras import install_command, load_extra, missing_extra, reinstall_command
 from tests.support.commands import ROOT
 
 
@@ -67,7 +67,7 @@ def test_checkout_is_installed_by_its_path_from_another_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert shlex.split(install_command("plots")) == ["pip", "install", "-e", f"{PARENT_DIR}[plots]"]
-    assert shlex.split(install_command()) == ["pip", "install", "-e", str(PARENT_DIR)]
+    assert shlex.split(reinstall_command() or "") == ["pip", "install", "-e", str(PARENT_DIR)]
 
 
 def test_extra_of_an_installed_wheel_is_installed_by_its_requirements(installed: Path) -> None:
@@ -75,12 +75,20 @@ def test_extra_of_an_installed_wheel_is_installed_by_its_requirements(installed:
 
 
 def test_installed_wheel_is_installed_again_from_its_file(installed: Path, wheel: Path) -> None:
-    assert shlex.split(install_command(None, installed)) == ["pip", "install", str(wheel)]
+    assert shlex.split(reinstall_command(installed) or "") == ["pip", "install", str(wheel)]
 
 
-def test_installed_wheel_without_its_file_is_named_without_a_folder(installed: Path, wheel: Path) -> None:
+def test_wheel_from_the_web_is_installed_again_from_its_address(installed: Path) -> None:
+    url = "https://example.org/dist/handspring-0.1.0-py3-none-any.whl"
+    [metadata] = installed.glob("*.dist-info")
+    (metadata / "direct_url.json").write_text(json.dumps({"url": url}))
+    assert reinstall_command(installed) == f"pip install {url}"
+
+
+def test_no_command_reinstalls_a_wheel_whose_file_is_gone(installed: Path, wheel: Path) -> None:
+    """Otherwise a user who runs it has nothing installed in the end."""
     wheel.unlink()
-    assert install_command(None, installed) == f"pip install {wheel.name}"
+    assert reinstall_command(installed) is None
 
 
 def test_package_without_metadata_is_installed_from_its_wheel(tmp_path: Path) -> None:
