@@ -65,7 +65,7 @@ test-core: $(READY_CORE)  ## Set up without torch and run the tests that do not 
 quick: $(READY_DEV)  ## Lint, types, and the tests nearest to what changed (under 90 s)
 	@$(BIN)/python -m scripts.quick_tests
 
-grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path, 3 minutes)
+grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path, about 3 minutes)
 	@$(BIN)/python -m examples.grpo.copying
 
 grpo-tools: $(READY_DEV)  ## Train the small model to use the calculator (Gym path, three seeds, 45 minutes)

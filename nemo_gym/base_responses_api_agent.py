@@ -66,9 +66,9 @@ class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
         return RunSessions(self.config.close_session_timeout_s)
 
     async def responses(self, body: dict[str, Any] = Body()) -> Any:
-        """Play an episode: model and tools until the model is done."""
+        """Play the turns: model and tools until the model is done."""
         raise NotImplementedError(f"{type(self).__name__} must define responses")
 
     async def run(self, body: dict[str, Any] = Body()) -> Any:
-        """Play a row: seed, episode, verification."""
+        """Play a row: seed, turns, verification."""
         raise NotImplementedError(f"{type(self).__name__} must define run")

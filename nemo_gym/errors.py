@@ -9,7 +9,7 @@ NeMoGymError
 │   ├── ServerRefNotFoundError      a reference names a server that is not defined
 │   ├── AlmostServerError           a block looks like a server but is not valid
 │   ├── ComponentError              an app.py that cannot be found, imported or built
-│   ├── InputError                  a row of the input that cannot be played
+│   ├── InputError                  a file, or a line of it, that cannot be used
 │   └── ChangedInputsError          a resumed run differs from the run it would resume
 ├── HostingError                    a server cannot be hosted; exit code 2
 │   ├── PortInUseError              another program listens on a server's port

@@ -115,7 +115,7 @@ class _Source:
             raise InputError(f"{self.materialized}: no such file; {hint}")
         if self.rollouts.samefile(self.materialized):
             raise ConfigError(
-                f"{self.rollouts}: given as both rollouts and materialized inputs; these are two files"
+                f"{self.rollouts}: given as both rollouts and materialized inputs; give two different files"
             )
 
     def read_rows(self, bad_lines: BadLines) -> None:
@@ -152,8 +152,8 @@ class _Source:
             number, key = lines[self.offsets[place]], unpacked(self.rows.keys[place])
             bad_lines.take(
                 InputError(
-                    f"{self.materialized}:{number}: repeats row {key} of line {lines[self.offsets[first]]}; "
-                    f"remove one, {SKIP_HINT}"
+                    f"{self.materialized}:{number}: repeats planned rollout {key} of line "
+                    f"{lines[self.offsets[first]]}; remove one, {SKIP_HINT}"
                 )
             )
 
@@ -175,7 +175,7 @@ class _Source:
 
     def _reason(self, key: Key, agent: str, join: Join, extra: set[int]) -> str:
         if packed(key) in extra:
-            return f"rollout {key} without a row in {self.materialized}; remove the line"
+            return f"rollout {key} is not planned in {self.materialized}; remove the line"
         owner = one_line(join.agent(key.task))
         return (
             f"mixed agents: rollout {key} is by {one_line(agent)}, task {key.task} belongs to {owner}; "
@@ -190,7 +190,7 @@ class _Source:
             places = ", ".join(f"{key} (line {line})" for key, line in zip(named, lines, strict=True))
             more = f" and {len(extra) - len(named)} more" if len(extra) > len(named) else ""
             raise InputError(
-                f"{self.rollouts}:{lines[0]}: {counted(len(extra), 'rollout')} without a row in "
+                f"{self.rollouts}:{lines[0]}: {counted(len(extra), 'rollout')} not planned in "
                 f"{self.materialized}: {places}{more}; give the materialized inputs of the same run, "
                 f"{SKIP_HINT}"
             )

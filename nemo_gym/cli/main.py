@@ -56,7 +56,9 @@ def _command_name(argument: str) -> str:
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
+    width = max(
+        map(len, COMMANDS)
+    )  # padded here, because loading rich takes several times as long as the rest
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [

@@ -20,8 +20,9 @@ class RewardProfileOptions(RewardProfileConfig):
     """The planned rollouts. Default: `<stem>_materialized_inputs.jsonl` next to the rollouts, where
     ng_collect_rollouts writes it."""
     skip_bad_lines: bool = False
-    """Skip lines that are not rows or rollouts, keys that occur in an earlier line, and rollouts by an
-    agent other than their task's, and list them. By default, the first such line is an error."""
+    """Skip lines that are not planned rollouts or rollouts, keys that occur in an earlier line, rollouts that
+    are not planned, and rollouts by an agent other than their task's, and list them. By default, the first
+    such line is an error."""
     json_output: bool = False
     """Print one JSON object instead of text."""
 

@@ -37,8 +37,8 @@ def run(config: GymConfig, options: StatusConfig) -> int:
             ) from error
         if not collections:
             raise HeadServerUnreachableError(
-                f"{error}. No running collection writes into this folder either; for one that writes "
-                "elsewhere, set +output_jsonl_fpath=<path>"
+                f"{error}. No running collection writes into the working directory or its folder results "
+                "either; for one that writes elsewhere, set +output_jsonl_fpath=<path>"
             ) from error
         servers = []
     urls = [server.url for server in servers if server.status == "ready"]

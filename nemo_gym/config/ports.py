@@ -33,7 +33,7 @@ def find_open_port(
             return port
     raise ConfigError(
         f"no free port on {host} in {low}..{high} ({len(disallowed)} disallowed); "
-        "widen it with +port_range_low=<port> +port_range_high=<port>"
+        "widen the range with +port_range_low=<port> +port_range_high=<port>"
     )
 
 

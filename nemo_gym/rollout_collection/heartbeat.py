@@ -86,7 +86,7 @@ async def repeated(action: Callable[[], Awaitable[None]], period_s: float) -> As
             try:
                 await action()
             except Exception:  # the boundary: the action only informs, and is called again
-                logger.exception("heartbeat")
+                logger.exception("cannot update the progress, status or limits of the run; trying again")
 
     running = asyncio.create_task(run())
     try:

@@ -132,8 +132,12 @@ def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
     except HeadServerUnreachableError as error:
         if hosting == "auto" and embedded is not None:
             return embedded
+        missing = [
+            *(["+hosting=embedded"] if hosting == "served" else []),
+            *(["'+config_paths=[…]'"] if embedded is None else []),
+        ]
         raise HeadServerUnreachableError(
-            f"{error}; or host the servers in this command with '+config_paths=[…]'"
+            f"{error}; or host the servers in this process with {' '.join(missing)}"
         ) from error
     _refuse_other_servers(config, served)
     return served
@@ -151,7 +155,7 @@ def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
         shown = "".join(f"\n  {line}" for line in lines[:10])
         raise ConfigError(
             f"the servers {served.where} differ from the configuration of this command "
-            f"(was: running, is: this command):{shown}\n"
+            f"('was' is the running server, 'is' is this command):{shown}\n"
             f"Stop that ng_run, use the same configuration, or {_EMBEDDED_HINT}"
         )
 

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 Timing = Mapping[str, float]
 ROWIDX = "_rowidx"
+TASK_NAME = "nemo_gym"
+HANDLE = f"task_to_env[{TASK_NAME!r}]"
+"""The Gym handle, as the user passed it."""
 _WORK = "postprocess_results"
 
 
@@ -37,9 +40,9 @@ class Delivered:
 
     def add_result(self, rowidx: Any, result: Any, sent: Sequence[int]) -> None:
         if type(rowidx) is not int or rowidx not in sent:
-            raise ValueError(f"the Gym handle returned row {rowidx!r}; expected one of rows {_listed(sent)}")
+            raise ValueError(f"{HANDLE} returned row {rowidx!r}; expected one of rows {_listed(sent)}")
         if rowidx in self.results:
-            raise ValueError(f"the Gym handle returned row {rowidx} twice")
+            raise ValueError(f"{HANDLE} returned row {rowidx} twice")
         self.results[rowidx] = result
 
     def add_timing(self, timing: Timing, timer_prefix: str) -> None:
@@ -75,7 +78,7 @@ class RowDispatch:
             failures += 1
             if error is None:
                 absent = _listed(row[ROWIDX] for row in missing)
-                error = GymTransportError(f"the Gym handle returned no result for rows {absent}")
+                error = GymTransportError(f"{HANDLE} returned no result for rows {absent}")
             if failures >= self.attempts:
                 raise error
             logger.warning(
@@ -117,12 +120,12 @@ async def _row_stream(
         returned = await stream if inspect.isawaitable(stream) else stream
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise ValueError(
-                f"run_rollouts of the Gym handle returned {type(returned).__name__}; a coroutine must return "
+                f"run_rollouts of {HANDLE} returned {type(returned).__name__}; a coroutine must return "
                 "(results, timing), an async generator must yield (rowidx, result, timing or None)"
             )
         results, timing = returned
         if len(results) > len(rows):
-            raise ValueError(f"the Gym handle returned {len(results)} results for {len(rows)} rows")
+            raise ValueError(f"{HANDLE} returned {len(results)} results for {len(rows)} rows")
         for row, result in zip(rows, results, strict=False):  # the caller detects missing results
             yield row[ROWIDX], result, timing
         return

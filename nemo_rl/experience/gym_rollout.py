@@ -24,7 +24,7 @@ from nemo_rl.experience.group import (
     play_members,
     playing,
 )
-from nemo_rl.experience.gym_dispatch import ROWIDX, Row, RowDispatch, merged_timings
+from nemo_rl.experience.gym_dispatch import HANDLE, ROWIDX, TASK_NAME, Row, RowDispatch, merged_timings
 from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.ignored_arguments import ONLY_NATIVE, refuse_unknown
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from nemo_rl.data.interfaces import DatumSpec
     from nemo_rl.models.generation.interfaces import GenerationConfig
 
-TASK_NAME = "nemo_gym"
 TIMER_PREFIX = "timing/rollout"
 _NOT_FOR_GYM = ("stop_strings", "stop_token_ids", "top_k")
 """Generation settings that a row cannot carry."""
@@ -210,7 +209,7 @@ class AsyncNemoGymRolloutImpl:
         """Convert a result of the handle. Tensors that have the right type are not copied."""
         if not isinstance(result, dict):
             raise AssertionError(
-                f"the Gym handle returned a result of type {type(result).__name__}; expected a dict"
+                f"{HANDLE} returned a result of type {type(result).__name__}; expected a dict"
             )
         full_result = result["full_result"]
         message_log = [_typed(message) for message in result["message_log"]]

@@ -234,8 +234,9 @@ class RolloutManager:
         if policy.max_skipped_prompts == 0:
             raise error
         raise RolloutDataFailure(
-            f"prompt_idx={prompt_idx} failed and cannot be skipped, because {self.stats.skipped} prompts "
-            f"were skipped before (max_skipped_prompts={policy.max_skipped_prompts}): {described(error)}"
+            f"prompt_idx={prompt_idx} failed, and skipping it would exceed "
+            f"max_skipped_prompts={policy.max_skipped_prompts} ({self.stats.skipped} skipped so far): "
+            f"{described(error)}"
         ) from error
 
 

@@ -28,7 +28,7 @@ class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
     resources_server: ResourcesServerRef
     model_server: ModelServerRef
     max_steps: int | None = Field(default=None, ge=1)
-    """Maximum number of model calls in one episode; None: until the model calls no more tools."""
+    """Maximum number of model calls in one rollout; None: until the model calls no more tools."""
     skip_verification: bool = False
     """Give every rollout `skip_verification_reward` instead of calling the verifier."""
     skip_verification_reward: float = 0.0

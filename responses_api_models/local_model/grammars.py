@@ -17,7 +17,9 @@ class Grammars:
         if grammar is None or grammar in self._accepted:
             return
         if not await accepts_grammar(engine, grammar):
-            raise BadParameterError("the engine cannot enforce this JSON schema; simplify it")
+            raise BadParameterError(
+                "response_format or tools: the engine cannot enforce this JSON schema; simplify it"
+            )
         if len(self._accepted) >= _MAX_REMEMBERED:
             self._accepted.clear()
         self._accepted.add(grammar)

@@ -43,9 +43,9 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     stream: bool = False
     """Request a stream and put it together: some gateways close connections that are silent for long."""
     request_timeout_s: float | None = Field(default=None, gt=0)
-    """Longest time of one request to the endpoint, retries included; None: 3600 s, for long generations."""
+    """Longest time of one call to the endpoint, including its retries; None: 3600 s, for long generations."""
     max_tries: int = Field(default=3, ge=1)
-    """Maximum number of calls for one request that fails; responses with status 429 are not counted."""
+    """Maximum number of tries of one call, including the first; those that get a 429 are not counted."""
 
 
 class OpenAIModel(SimpleResponsesAPIModel):

@@ -23,6 +23,7 @@ from responses_api_models.replay_model.conversations import (
 from responses_api_models.replay_model.turns import call_seconds
 
 _READ_BYTES = 1 << 18
+_OTHER_FILE = "set rollouts_fpath to a file written by ng_collect_rollouts"
 NO_SEED = (1 << 64) - 1
 """Stands for a missing seed."""
 
@@ -103,7 +104,7 @@ def index_of(path: Path) -> Index:
         if first_untimed is None and call_seconds(record["response"]) is None:
             first_untimed = line.place
     if not prompts:
-        raise ConfigError(f"{path}: contains no rollouts; name a rollouts file of ng_collect_rollouts")
+        raise ConfigError(f"{path}: contains no rollouts; {_OTHER_FILE}")
     # Two stable sorts: by repeat, then by prompt.
     order = sorted(range(len(prompts)), key=repeats.__getitem__)
     order.sort(key=prompts.__getitem__)
@@ -132,7 +133,9 @@ def _lines(path: Path) -> Iterator[Line]:
                     yield Line(offset, len(data), place, _checked(data, place))
                 offset += len(data)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a readable file") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; set rollouts_fpath to a readable file"
+        ) from error
 
 
 def _checked(data: bytes, place: str) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def _checked(data: bytes, place: str) -> dict[str, Any]:
         raise ConfigError(f"{place}: not JSON: {error}; repair or remove the line") from error
     problem = _problem(record)
     if problem:
-        raise ConfigError(f"{place}: not a rollout: {problem}; name a rollouts file of ng_collect_rollouts")
+        raise ConfigError(f"{place}: not a rollout: {problem}; {_OTHER_FILE}")
     return record
 
 

@@ -72,7 +72,7 @@ class VLLMModel(SimpleResponsesAPIModel):
         except RequestFormatError as error:
             raise HTTPException(422, str(error)) from error
         except ResponseFormatError as error:
-            raise HTTPException(502, f"the endpoint's response: {error}") from error
+            raise HTTPException(502, f"the endpoint's response cannot be read: {error}") from error
 
     async def chat_completions(
         self, request: Request, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()

@@ -67,7 +67,7 @@ def test_interrupted_write_loses_only_that_rollout(runs: CollectionRuns, share: 
     torn = runs.output.read_bytes().rpartition(b"\n")[2]
     assert bool(torn) == (share > 0)
     log = runs.finish().output
-    assert ("rollouts.jsonl:6: the line is torn; it was moved to" in log) == bool(torn)
+    assert ("rollouts.jsonl:6: the line is incomplete or not JSON; it was moved to" in log) == bool(torn)
     kept = b"".join(path.read_bytes() for path in runs.output.parent.glob("*.torn"))
     assert kept == (torn + b"\n" if torn else b"")
 
@@ -85,7 +85,7 @@ def test_incomplete_line_is_reported_set_aside_and_its_rollout_played_again(runs
     lines = runs.output.read_bytes().splitlines(keepends=True)
     lines[4] = lines[4][:50] + b"\n"
     runs.output.write_bytes(b"".join(lines))
-    assert "rollouts.jsonl:5: the line is torn; it was moved to" in runs.finish().output
+    assert "rollouts.jsonl:5: the line is incomplete or not JSON; it was moved to" in runs.finish().output
     [kept] = runs.output.parent.glob("*.torn")
     assert kept.read_bytes() == lines[4]
 

@@ -4,6 +4,7 @@ from nemo_gym.config import mask_secrets
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.execution.executor_table import ExecutorKind
 from nemo_gym.rollout_collection.run_servers import Servers
+from nemo_gym.terminal import counted
 
 
 def described(config: RolloutCollectionConfig, executor: ExecutorKind, servers: Servers) -> list[str]:
@@ -20,5 +21,6 @@ def described(config: RolloutCollectionConfig, executor: ExecutorKind, servers: 
     return [
         f"Collecting {config.input_jsonl_fpath} into {config.output_jsonl_fpath}: "
         + ", ".join(part for part in parts if part),
-        f"At most {config.parallel} rollouts in flight{adaptive}; servers {executor.where(config, servers)}",
+        f"At most {counted(config.parallel, 'rollout')} in flight{adaptive}; "
+        f"servers {executor.where(config, servers)}",
     ]

@@ -89,8 +89,8 @@ class _Size:
     def __str__(self) -> str:
         tokens = self.characters // _CHARACTERS_PER_TOKEN
         most = self.output_tokens
-        output = f", at most {most:,} output tokens per call" if most is not None else ""
-        return f"About {tokens:,} input tokens for the first call of every rollout{output}"
+        output = f" and at most {most:,} output tokens" if most is not None else ""
+        return f"About {tokens:,} input tokens{output} in total, for the first call of each rollout"
 
 
 def _resumption_lines(
@@ -111,4 +111,4 @@ def _resumption_lines(
 
 def _counts(work: RemainingWork) -> str:
     counts = f"{work.num_done} done, {work.num_skipped} skipped, {work.to_run} remaining"
-    return f"Resuming: {work.planned} rollouts planned, {counts}"
+    return f"Resuming: {counted(work.planned, 'rollout')} planned, {counts}"

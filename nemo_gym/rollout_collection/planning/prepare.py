@@ -74,7 +74,9 @@ def check_output(config: RolloutCollectionConfig, roots: Sequence[Path]) -> None
     if not folder.is_dir():
         raise _cannot_write(output, f"{folder} is not a folder")
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"output_jsonl_fpath: {folder} is not writable; change that, or {_OTHER_OUTPUT}")
+        raise ConfigError(
+            f"output_jsonl_fpath: {folder} is not writable; change its permissions, or {_OTHER_OUTPUT}"
+        )
     if output.exists() and not output.is_file():
         raise ConfigError(
             f"output_jsonl_fpath: {output} is a folder or a device, not a file; {_OTHER_OUTPUT}"
@@ -82,7 +84,8 @@ def check_output(config: RolloutCollectionConfig, roots: Sequence[Path]) -> None
     source = find_input(config, roots)
     if source is not None and any(path.exists() and source.samefile(path) for path in files_of_run(output)):
         raise ConfigError(
-            f"input_jsonl_fpath: {source} is a file that a run into {output} writes; {_OTHER_OUTPUT}"
+            f"input_jsonl_fpath: {source} is one of the files that a run with the output {output} would "
+            f"overwrite; {_OTHER_OUTPUT}"
         )
 
 
@@ -153,9 +156,7 @@ class _Resumption:
         failures = failures_path_for(self.output)
         past, recovery = recover_failures(failures)
         self._report_repair(failures, recovery)
-        work = remaining_work(
-            self.materialized, set(found.index.keys), past, self.policy.max_rollout_attempts
-        )
+        work = remaining_work(self.materialized, found.index.keys, past, self.policy.max_rollout_attempts)
         self.servers.check_agents(work.to_run_by_agent)
         self._describe(work)
         return Prepared(work, manifest, True, found)
@@ -236,13 +237,14 @@ class _Resumption:
                 f"Kept {counted(work.not_planned, 'rollout')} in {self.output} that the plan does not have"
             )
         if work.num_skipped:
+            each = "it" if work.num_skipped == 1 else "each"
             self.note(
-                f"Skipped {counted(work.num_skipped, 'rollout')} that failed "
-                f"NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={work.max_attempts} times (increase it to attempt them "
-                "again), or whose failure is terminal"
+                f"Skipped {counted(work.num_skipped, 'rollout')}: {each} failed "
+                f"{counted(work.max_attempts, 'time')} because of its input (to allow more attempts, "
+                "increase NEMO_GYM_MAX_ROLLOUT_ATTEMPTS), or its failure is terminal"
             )
         counts = f"{work.num_done} done, {work.to_run} remaining"
-        self.note(f"Resuming: {work.planned} rollouts planned, {counts}")
+        self.note(f"Resuming: {counted(work.planned, 'rollout')} planned, {counts}")
 
     def _report_repair(self, path: Path, recovery: Recovery) -> None:
         for number, reason in recovery.set_aside[:_SHOWN]:
@@ -292,11 +294,13 @@ def changed_rows(before: Path, now: Path) -> list[str]:
                 changes.setdefault(change, []).append(unpacked(packed_key))
     texts = [f"{change} ({_of(keys)})" for change, keys in changes.items()]
     if hashes:
-        texts.append(
-            f"{counted(len(hashes), 'rollout')} of the earlier plan missing in this one; was limit or "
-            "num_repeats reduced?"
-        )
+        texts.append(fewer_rollouts(len(hashes)))
     return texts
+
+
+def fewer_rollouts(missing: int) -> str:
+    lacking = counted(missing, "rollout")
+    return f"this plan lacks {lacking} of the earlier plan; was limit or num_repeats reduced?"
 
 
 def _listed(changed: list[str]) -> str:

@@ -7,7 +7,7 @@ from nemo_gym.journal import read_lines
 from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.records import packed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.planning.prepare import missing_to_resume
+from nemo_gym.rollout_collection.planning.prepare import fewer_rollouts, missing_to_resume
 from nemo_gym.rollout_collection.planning.remaining import WorkCount, packed_key_of
 from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.recording.recovery import read_failures, read_keyed
@@ -53,5 +53,5 @@ class ResumePreview:
         if self.num_changed:
             changes.append(f"{counted(self.num_changed, 'rollout')} with different inputs")
         if self.rows:
-            changes.append(f"{counted(len(self.rows), 'rollout')} of the earlier plan missing in this one")
+            changes.append(fewer_rollouts(len(self.rows)))
         return changes

@@ -36,7 +36,7 @@ def _repair_keyed(path: Path, take: Callable[[Key, Record], str | None]) -> Reco
         try:
             record = parsed(line)
         except (ValueError, RecursionError):
-            return "is torn"
+            return "is incomplete or not JSON"
         key = key_of(record) if isinstance(record, dict) else None
         if key is None:
             return f"has no {TASK_INDEX_KEY_NAME} and {ROLLOUT_INDEX_KEY_NAME}"

@@ -89,8 +89,9 @@ class Rollouts(Sequence[dict[str, Any]]):
         with self._file.open("rb") as file:
             if _identity(file.fileno()) != self._identity:
                 raise InputError(
-                    f"{self.path} is no longer the file that these rollouts were read from: a later run has "
-                    "replaced or repaired it; see the files beside it, or resume to read them again"
+                    f"{self.path} has changed since these rollouts were read: a later run replaced or "
+                    "repaired it. The earlier file may be beside it under another name; to read the present "
+                    "one, run again with resume_from_cache=true"
                 )
             for offset in offsets:
                 file.seek(offset)

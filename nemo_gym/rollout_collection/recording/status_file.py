@@ -22,7 +22,7 @@ from nemo_gym.path_utils import files_of_run, status_path_for
 logger = logging.getLogger(__name__)
 
 _LOOKS = 10
-"""Attempts, 20 ms apart, to lock or read a file that another process uses for a moment."""
+"""Times, 20 ms apart, to try to lock or read a file that another process uses for a moment."""
 
 
 class StatusFile:
@@ -74,7 +74,8 @@ def _locked(path: Path, output: Path) -> int:
             os.close(descriptor)
             who = f"process {about['pid']} on {about['host']}" if "pid" in about else "another process"
             raise OutputInUseError(
-                f"{who} is collecting into {output}; wait for its end, or choose another +output_jsonl_fpath="
+                f"{who} is collecting into {output}; wait until it has finished, or choose another "
+                "+output_jsonl_fpath="
             ) from error
         except OSError as error:
             logger.warning("cannot lock %s: %s; make sure that no other run uses this output", path, error)

@@ -132,7 +132,7 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
     except (NeMoGymError, ValueError, OSError) as error:
         reason = _reason(error)
         logger.warning(
-            "%s cannot compute its own metrics, only the default ones are written: %s", agent, reason
+            "%s cannot compute its own metrics; only the default metrics are written: %s", agent, reason
         )
         return await _default_entry(agent, rollouts, reason)
     summary = await asyncio.to_thread(summarize, agent, rollouts.columns, rollouts.planned)

@@ -134,9 +134,7 @@ class BatchingLoop:
 
     def _wait_until_idle(self) -> None:
         if threading.current_thread() is self._thread:
-            raise RuntimeError(
-                "this cannot wait in the generation thread, which does the work; call it from another thread"
-            )
+            raise RuntimeError("the generation thread cannot wait for itself; call this from another thread")
         with self._changed:
             self._changed.wait_for(lambda: not self._is_busy)
 
@@ -146,7 +144,7 @@ class BatchingLoop:
                 with generating(self._decoder.model):
                     self._generate()
             except Exception as error:  # boundary: an error of the model fails the requests in flight
-                logger.warning("%s requests failed, the model raised: %r", len(self._rows), error)
+                logger.warning("%s requests failed because the model raised %r", len(self._rows), error)
                 self._drop_rows(error)
                 self._decoder.forget()  # a change may be incomplete
             with self._changed:

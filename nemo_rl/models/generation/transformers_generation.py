@@ -177,7 +177,8 @@ class TransformersGeneration(GenerationInterface):
         for row, (ids, length) in enumerate(zip(data["input_ids"], data["input_lengths"], strict=True)):
             if not 1 <= int(length) <= len(ids):
                 raise ValueError(
-                    f"input_lengths[{row}] is {int(length)}; input_ids have 1 to {len(ids)} tokens"
+                    f"input_lengths[{row}] is {int(length)}; it must be from 1 to {len(ids)}, the width of "
+                    "input_ids"
                 )
             prompt = [int(token) for token in ids[: int(length)].tolist()]
             if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:

@@ -353,7 +353,7 @@ def test_json_that_orjson_rejects_is_replayed(tmp_path: Path) -> None:
 
 
 def test_file_without_rollouts_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"recorded.jsonl: contains no rollouts; name a rollouts file"):
+    with pytest.raises(ConfigError, match=r"recorded.jsonl: contains no rollouts; set rollouts_fpath to"):
         Recording(write(tmp_path, []))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         Recording(tmp_path)

@@ -164,7 +164,7 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
     [
         ([row(0, 0), TORN], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not JSON", "skip_bad_lines"]),
         ([row(0, 0), "[1]"], [result(0, 0)], ["run_materialized_inputs.jsonl:2: not a materialized input"]),
-        ([row(0, 0), "", row(0, 1), row(0, 0)], [result(0, 0)], ["jsonl:4: repeats row 0:0 of line 1"]),
+        ([row(0, 0), "", row(0, 1), row(0, 0)], [result(0, 0)], ["jsonl:4: repeats planned rollout 0:0 of"]),
         ([row(0, 0)], [result(0, 0), TORN], ["run.jsonl:2: not JSON"]),
         ([row(0, 0)], [result(0, 0), {"reward": 1}], ["run.jsonl:2: not a rollout"]),
         ([row(0, 0)], [result(0, 0), result(0, 0)], ["run.jsonl:2: repeats rollout 0:0 of line 1"]),
@@ -183,7 +183,7 @@ TORN = '{"_ng_task_index": 0, "_ng_roll'
             [row(0, 0)],
             [result(0, 0), *(result(2, 12 - index) for index in range(12))],
             [
-                "run.jsonl:13: 12 rollouts without a row in ",
+                "run.jsonl:13: 12 rollouts not planned in ",
                 "inputs.jsonl: 2:1 (line 13), 2:2 (line 12), ",
                 "2:10 (line 4) and 2 more; give the materialized inputs of the same run",
             ],
@@ -245,7 +245,7 @@ def test_skipped_rollouts_count_as_missing(files: Files) -> None:
 
 def test_results_without_a_row_are_refused_even_if_partial_is_allowed(files: Files) -> None:
     files.write([row(0, 0)], [result(0, 1)])
-    files.assert_refused("run.jsonl:1: 1 rollout without a row", partial=True)
+    files.assert_refused("run.jsonl:1: 1 rollout not planned in ", partial=True)
 
 
 def test_results_without_a_row_are_skipped_on_request(files: Files) -> None:
@@ -253,7 +253,7 @@ def test_results_without_a_row_are_skipped_on_request(files: Files) -> None:
     bad_lines = BadLines(are_skipped=True)
     done = files.profile(bad_lines)
     assert done.summary["completed_rollouts"] == 1
-    assert "run.jsonl:1: rollout 0:1 without a row in " in bad_lines.warning_lines()[1]
+    assert "run.jsonl:1: rollout 0:1 is not planned in " in bad_lines.warning_lines()[1]
 
 
 def test_missing_files_are_reported_with_where_a_run_writes_them(files: Files) -> None:

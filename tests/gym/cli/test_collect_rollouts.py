@@ -218,7 +218,13 @@ def test_without_any_servers_one_message_names_both_solutions(ng: Ng, world: Wor
 def test_served_hosting_without_running_servers_is_an_error(ng: Ng, world: World, tmp_path: Path) -> None:
     done = ng("collect_rollouts", *world.embedded, *TUTORIAL, "+hosting=served")
     done.assert_complains("HeadServerUnreachableError", "ng_run")
+    assert done.err.endswith("; or host the servers in this process with +hosting=embedded\n")
     assert nothing_was_written(tmp_path) and world.endpoint.requests == []
+
+
+def test_served_hosting_without_any_servers_names_both_settings(ng: Ng, world: World) -> None:
+    done = ng("collect_rollouts", *TUTORIAL, f"+head_server.port={free_port()}", "+hosting=served")
+    assert done.err.endswith(" in this process with +hosting=embedded '+config_paths=[…]'\n")
 
 
 def test_embedded_hosting_without_servers_is_an_error(ng: Ng, world: World) -> None:

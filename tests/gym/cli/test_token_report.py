@@ -135,8 +135,8 @@ def test_turns_that_cannot_be_compared_and_masked_rollouts_are_reported(ng: Ng, 
     output = [{**message(), **bundle([1], [2])}, {**message(), **bundle(None, [3])}]
     write(rollouts, [record(output), record(GOOD, 1, mask_sample=True)])
     out = ng("token_report", "rollouts.jsonl").out
-    assert "Not compared: 1 turn next to token fields with a defect" in out
-    assert "(in 0 rollouts without breaks or defects, 1 masked by the environment)" in out
+    assert "the token fields of one of the two have a defect: 1 turn\n" in out
+    assert "defects; the environment excluded 1 rollout with mask_sample)" in out
 
 
 def test_different_kinds_of_log_probabilities_cause_a_warning(ng: Ng, rollouts: Path) -> None:

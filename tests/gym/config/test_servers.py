@@ -97,7 +97,7 @@ def test_every_bad_field_of_every_almost_server_is_in_one_error(write: Write, lo
     ):
         assert f"\n  {line}" in message
     assert "not_a_server" not in message
-    assert message.endswith("ignore it with +error_on_almost_servers=false")
+    assert message.endswith("ignore such entries with +error_on_almost_servers=false")
 
 
 def test_almost_servers_can_be_left_out_with_a_warning(

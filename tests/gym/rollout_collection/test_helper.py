@@ -468,5 +468,5 @@ def test_summary_of_a_row_omits_missing_fields() -> None:
 def test_rollouts_of_a_replaced_output_raise_an_error(playground: Playground) -> None:
     first = playground.collect()
     playground.collect()
-    with pytest.raises(InputError, match="is no longer the file that these rollouts were read from"):
+    with pytest.raises(InputError, match="has changed since these rollouts were read"):
         first[0]

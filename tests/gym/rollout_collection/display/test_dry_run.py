@@ -53,7 +53,7 @@ def test_without_servers_dry_run_says_that_agents_were_not_checked(playground: P
 def test_dry_run_refuses_an_output_that_a_run_refuses(playground: Playground) -> None:
     before = content(playground.folder)
     for output, problem in (
-        (playground.input, "is a file that a run into"),
+        (playground.input, "is one of the files that a run with the output"),
         (playground.folder, "is a folder or a device"),
         (playground.input / "below" / "out.jsonl", "is not a folder"),
     ):
@@ -81,7 +81,7 @@ def test_most_output_tokens_are_shown_if_every_row_has_a_limit(playground: Playg
         {"responses_create_params": {"input": "a", "max_output_tokens": bound}} for bound in (100, 1_000)
     ]
     playground.write_input(*bounded)
-    assert "at most 2,200 output tokens per call" in dry_run_text(playground, num_repeats=2)
+    assert "at most 2,200 output tokens in total" in dry_run_text(playground, num_repeats=2)
     playground.write_input(*bounded, row("b"))
     assert "output tokens" not in dry_run_text(playground)
 
@@ -152,7 +152,7 @@ def test_resume_without_the_input_uses_the_earlier_plan(playground: Playground) 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"responses_create_params": {"temperature": 0.3}}, "2 rollouts with different inputs"),
-    ({"limit": 1}, "1 rollout of the earlier plan missing in this one"),
+    ({"limit": 1}, "this plan lacks 1 rollout of the earlier plan"),
 ]
 
 

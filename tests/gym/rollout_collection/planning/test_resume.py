@@ -137,10 +137,11 @@ def spoil_last(text: str) -> str:
     return text[:-9]
 
 
+TORN = "the line is incomplete or not JSON"
 SPOILT: dict[str, tuple[Any, list[str], str]] = {
-    "torn last line": (spoil_last, ["2:0"], ":3: the line is torn"),
-    "torn line in the middle": (lambda text: text.replace("\n", "\n{half\n", 1), [], ":2: the line is torn"),
-    "blank line": (lambda text: text.replace("\n", "\n\n", 1), [], ":2: the line is torn"),
+    "torn last line": (spoil_last, ["2:0"], f":3: {TORN}"),
+    "torn line in the middle": (lambda text: text.replace("\n", "\n{half\n", 1), [], f":2: {TORN}"),
+    "blank line": (lambda text: text.replace("\n", "\n\n", 1), [], f":2: {TORN}"),
     "line twice": (lambda text: text + text.splitlines()[0] + "\n", [], ":4: the line repeats rollout 0:0"),
     "line without a key": (lambda text: text + '{"reward": 1}\n', [], ":4: the line has no _ng_task_index"),
     "key that is not a number": (
@@ -190,13 +191,17 @@ def test_complete_last_line_without_newline_is_kept(playground: Playground) -> N
     assert set_aside_of(playground) == []
 
 
-@pytest.mark.parametrize(("most", "attempts"), [(None, [2, 1, 0]), ("1", [1, 0]), ("5", [2, 2, 1, 0, 0])])
+@pytest.mark.parametrize(
+    ("most", "attempts", "times"),
+    [(None, [2, 1, 0], "3 times"), ("1", [1, 0], "1 time"), ("5", [2, 2, 1, 0, 0], "5 times")],
+)
 def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
     playground: Playground,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
     most: str | None,
     attempts: list[int],
+    times: str,
 ) -> None:
     if most is not None:
         monkeypatch.setenv("NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", most)
@@ -206,9 +211,7 @@ def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
         capsys.readouterr()
         assert list(playground.collect(resume_from_cache=True)) == []
         assert len(playground.played()) == expected, number
-    assert f"Skipped 1 rollout that failed NEMO_GYM_MAX_ROLLOUT_ATTEMPTS={most or 3} times" in (
-        capsys.readouterr().err
-    )
+    assert f"Skipped 1 rollout: it failed {times} because of its input" in capsys.readouterr().err
     ledger = json.loads(playground.manifest.read_text())["ledger"]
     assert ledger == {"planned": 1, "succeeded": 0, "failed": {"data": 1}, "not_run": 0, "retried": 0}
 
@@ -266,7 +269,7 @@ def test_torn_failures_file_is_repaired(playground: Playground, capsys: Capture)
     playground.failures.write_text("{half\n" + whole[:-5])
     playground.collect(resume_from_cache=True)
     stderr = capsys.readouterr().err
-    assert "_failures.jsonl:1: the line is torn" in stderr and "_failures.jsonl:3: the line is torn" in stderr
+    assert f"_failures.jsonl:1: {TORN}" in stderr and f"_failures.jsonl:3: {TORN}" in stderr
     assert len(records_of(playground.failures)) == 3
 
 
@@ -277,7 +280,7 @@ CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "seeds": ({"num_repeats_add_seed": True}, ["seed: was not set, is 0"]),
     "the agent": ({"agent_name": "other"}, ["agent_ref.name: was 'scripted', is 'other'"]),
-    "fewer rows": ({"limit": 2}, ["1 rollout of the earlier plan missing in this one"]),
+    "fewer rows": ({"limit": 2}, ["this plan lacks 1 rollout of the earlier plan"]),
     "a prompt": ({"prompt_config": "prompt.yaml", "input_jsonl_fpath": "bare.jsonl"}, ["input: was 'a'"]),
 }
 
@@ -324,7 +327,7 @@ def test_rows_in_another_order_are_refused(playground: Playground) -> None:
 
 def test_fewer_repeats_are_refused(playground: Playground) -> None:
     playground.collect(num_repeats=3)
-    refuse(playground, "3 rollouts of the earlier plan missing in this one", num_repeats=2)
+    refuse(playground, "this plan lacks 3 rollouts of the earlier plan", num_repeats=2)
 
 
 @pytest.mark.parametrize(
