@@ -56,9 +56,8 @@ def _command_name(argument: str) -> str:
 
 
 def overview() -> str:
-    width = max(
-        map(len, COMMANDS)
-    )  # padded here, because loading rich takes several times as long as the rest
+    # Padded here, because loading rich takes several times as long as everything else.
+    width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
