@@ -20,7 +20,7 @@ EDGES = {
     "nemo_gym/config/parser.py",
     "nemo_gym/config/roots.py",
     "nemo_gym/launch/pytest_plugin.py",
-    "nemo_gym/local_engine/weights.py",
+    "nemo_gym/local_engine/find_weights.py",
     "nemo_gym/prompt.py",
     "nemo_gym/rollout_collection/helper.py",
 }
@@ -159,7 +159,7 @@ def test_one_package_reads_the_environment_and_one_sends_http(file: Path) -> Non
 
 
 COLLECTION_LAYERS = [
-    {"config", "policy", "outcome"},
+    {"config", "collection_policy", "outcome"},
     {"recording"},
     {"run_servers"},
     {"planning"},
@@ -202,9 +202,9 @@ RL_ORDER = [
     "experience.interfaces",
     "experience.ignored_arguments",
     "experience.failures",
-    "experience.retry",
+    "experience.retry_budgets",
     "experience.message_log",
-    "experience.metrics",
+    "experience.group_metrics",
     "experience.integrity",
     "experience.group",
     "experience.buffer",

@@ -18,11 +18,11 @@ from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.collection import Collection
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.end_report import RESUME_HINT, report, report_data
 from nemo_gym.rollout_collection.display.screen import Display
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import choose_servers, servers_in_sight
 
 _LEAVE_S = 2.0

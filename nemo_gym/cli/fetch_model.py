@@ -7,7 +7,7 @@ from nemo_gym.cli.command import Command
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.local_engine.fetch import fetch_weights, is_complete
-from nemo_gym.local_engine.weights import SMOLLM2, cached_weights, installed_weights
+from nemo_gym.local_engine.find_weights import SMOLLM2, cached_weights, installed_weights
 
 _MB = 1_000_000
 _LINE_EVERY_S = 2.0

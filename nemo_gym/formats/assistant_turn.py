@@ -6,7 +6,7 @@ from typing import Any
 from nemo_gym.formats.content import chat_part, checked_part, checked_parts, text_of
 from nemo_gym.formats.conversion_error import FormatError
 from nemo_gym.formats.reasoning import ReasoningStyle
-from nemo_gym.formats.tokens import copy_tokens
+from nemo_gym.formats.token_fields import copy_tokens
 
 Item = dict[str, Any]
 

@@ -20,7 +20,7 @@ from nemo_gym.formats.chat_requests import wants_log_probs
 from nemo_gym.formats.conversion_error import FormatError, ResponseFormatError
 from nemo_gym.formats.messages_to_items import generated_items
 from nemo_gym.formats.reasoning import ReasoningStyle
-from nemo_gym.formats.tokens import copy_tokens
+from nemo_gym.formats.token_fields import copy_tokens
 from nemo_gym.formats.usage_conversion import responses_usage
 
 Response = dict[str, Any]

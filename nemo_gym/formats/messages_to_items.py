@@ -11,7 +11,7 @@ from nemo_gym.formats.assistant_turn import argument_text
 from nemo_gym.formats.content import checked_part, checked_parts, responses_content, text_of
 from nemo_gym.formats.conversion_error import FormatError
 from nemo_gym.formats.reasoning import ReasoningStyle, SplitText
-from nemo_gym.formats.tokens import copy_tokens
+from nemo_gym.formats.token_fields import copy_tokens
 
 Item = dict[str, Any]
 Message = dict[str, Any]

@@ -2,14 +2,7 @@
 
 from nemo_gym.http.blocking_get import fetch_text
 from nemo_gym.http.call import Call, parse_call
-from nemo_gym.http.clients import (
-    GlobalAIOHTTPAsyncClientConfig,
-    get_global_aiohttp_client,
-    http_transport,
-    is_global_aiohttp_client_setup,
-    set_global_aiohttp_client,
-)
-from nemo_gym.http.response import (
+from nemo_gym.http.client_response import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
     FAILURE_STATUS_HEADER,
@@ -34,6 +27,13 @@ from nemo_gym.http.retries import (
     send_with_retries,
 )
 from nemo_gym.http.transport import Transport
+from nemo_gym.http.transport_choice import (
+    GlobalAIOHTTPAsyncClientConfig,
+    get_global_aiohttp_client,
+    http_transport,
+    is_global_aiohttp_client_setup,
+    set_global_aiohttp_client,
+)
 from nemo_gym.http.url_request import request
 
 __all__ = [

@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from nemo_gym.http.call import Call
-from nemo_gym.http.response import ClientResponse
+from nemo_gym.http.client_response import ClientResponse
 
 _LARGE = 2**20
 """From this many bytes on, aiohttp expects the body as a file and writes it piece by piece."""

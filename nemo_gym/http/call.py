@@ -12,7 +12,7 @@ import aiohttp
 from yarl import URL
 
 from nemo_gym.codec import encode_json
-from nemo_gym.http.response import Cookies, Headers, cookie_header, parse_cookies
+from nemo_gym.http.client_response import Cookies, Headers, cookie_header, parse_cookies
 
 _JSON = ("Content-Type", "application/json")
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")

@@ -19,7 +19,7 @@ import aiohttp
 import httptools
 
 from nemo_gym.http.call import Call
-from nemo_gym.http.response import ClientResponse
+from nemo_gym.http.client_response import ClientResponse
 from nemo_gym.undocumented.aiohttp_internals import connector_error
 
 CONNECT_S = 30.0

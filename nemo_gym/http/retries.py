@@ -14,8 +14,8 @@ import aiohttp
 from nemo_gym.activity import Activity, EndpointLimit, current_activity
 from nemo_gym.failures import OVERLOAD_STATUSES, RATE_LIMIT_STATUSES, RETRIED_STATUSES, UNCOUNTED_STATUSES
 from nemo_gym.http.call import Call
+from nemo_gym.http.client_response import ClientResponse
 from nemo_gym.http.deadline import Deadline
-from nemo_gym.http.response import ClientResponse
 from nemo_gym.http.transport import Transport
 
 MAX_NUM_TRIES = 3

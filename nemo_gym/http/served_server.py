@@ -6,9 +6,9 @@ from itertools import count
 from nemo_gym.activity import ROLLOUT_HEADER, current_activity
 from nemo_gym.failures import Boundary
 from nemo_gym.http.call import Call
-from nemo_gym.http.clients import http_transport
-from nemo_gym.http.response import ClientResponse, Cookies
+from nemo_gym.http.client_response import ClientResponse, Cookies
 from nemo_gym.http.retries import CONNECT_ONLY, send_with_retries
+from nemo_gym.http.transport_choice import http_transport
 from nemo_gym.http.unreachable import reports_unreachable
 from nemo_gym.session_cookies import parse_session_cookie
 

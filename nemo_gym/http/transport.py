@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from nemo_gym.http.call import Call
-from nemo_gym.http.response import ClientResponse
+from nemo_gym.http.client_response import ClientResponse
 
 
 class Transport(Protocol):

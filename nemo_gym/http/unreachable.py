@@ -7,7 +7,7 @@ from yarl import URL
 
 from nemo_gym.failures import Boundary, kind_of_exception
 from nemo_gym.http.call import Call
-from nemo_gym.http.response import ServerUnreachableError
+from nemo_gym.http.client_response import ServerUnreachableError
 
 _CONNECTION_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
 """OSError includes TimeoutError."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo_gym.http.call import parse_call
-from nemo_gym.http.clients import http_transport
-from nemo_gym.http.response import ClientResponse, Cookies
+from nemo_gym.http.client_response import ClientResponse, Cookies
 from nemo_gym.http.retries import CONNECT_ONLY, RetryPolicy, send_with_retries
+from nemo_gym.http.transport_choice import http_transport
 
 
 async def request(

@@ -13,7 +13,7 @@ from nemo_gym.client import ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
-from nemo_gym.http.clients import plain_client_enabled
+from nemo_gym.http.transport_choice import plain_client_enabled
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
 from nemo_gym.servers.hosted import HostedServer

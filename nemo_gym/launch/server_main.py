@@ -20,7 +20,7 @@ from nemo_gym.codec import encode_json
 from nemo_gym.config import config_from_bytes
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
-from nemo_gym.http.clients import enable_plain_client
+from nemo_gym.http.transport_choice import enable_plain_client
 from nemo_gym.launch.embedded import build_hosted
 from nemo_gym.servers.serve import GRACE_S, serve
 

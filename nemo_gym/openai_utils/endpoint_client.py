@@ -31,7 +31,6 @@ from nemo_gym.http import (
 )
 from nemo_gym.http.unreachable import reports_unreachable
 
-from .data import OddJson
 from .streams import (
     BrokenStreamError,
     FailedStreamError,
@@ -40,6 +39,7 @@ from .streams import (
     events,
     response_from_events,
 )
+from .wire_data import OddJson
 
 __all__ = ["RATE_LIMIT_ERROR_CODES", "RETRY_ERROR_CODES", "EndpointError", "NeMoGymAsyncOpenAI"]
 

@@ -1,17 +1,17 @@
 """Rollout collection: rows in, rollouts with rewards out, and nothing lost between.
 
-config        the public configuration classes
-outcome       planned rollouts and outcomes: what goes into an executor and what comes back
-recording/    the files of a run: rollouts, failures, manifest, status and lock
-run_servers   which servers a run uses
-policy        settings of a run that are not part of its configuration
-planning/     rows become materialized inputs; what an earlier run left; the remaining work
-execution/    one play, attempts with deadlines and retries, executors, workers and their links
-results/      metrics of agents, shards, trackers
-display/      progress, reports, dry run
-heartbeat     what a run does every second
-collection    the whole run: plan, resume, execute, record, measure
-helper        the Python interface
+config             the public configuration classes
+outcome            planned rollouts and outcomes: what goes into an executor and what comes back
+recording/         the files of a run: rollouts, failures, manifest, status and lock
+run_servers        which servers a run uses
+collection_policy  settings of a run that are not part of its configuration
+planning/          rows become materialized inputs; what an earlier run left; the remaining work
+execution/         one play, attempts with deadlines and retries, executors, workers and their links
+results/           metrics of agents, shards, trackers
+display/           progress, reports, dry run
+heartbeat          what a run does every second
+collection         the whole run: plan, resume, execute, record, measure
+helper             the Python interface
 """
 
 import sys

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nemo_gym.client import ServerClient
 from nemo_gym.errors import JournalError, NeMoGymError
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.description import described
 from nemo_gym.rollout_collection.display.progress import Progress
@@ -21,7 +22,6 @@ from nemo_gym.rollout_collection.heartbeat import Heartbeat
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts

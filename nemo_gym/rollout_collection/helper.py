@@ -20,6 +20,7 @@ from nemo_gym.metrics import columns_of
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.records import agent_of, key_of, packed, parsed
 from nemo_gym.rollout_collection.collection import Collection
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.end_report import report
@@ -27,7 +28,6 @@ from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows
 from nemo_gym.rollout_collection.planning.remaining import read_plan, remaining_work
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client

@@ -15,7 +15,7 @@ from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, is_global_aiohttp_client_setup
-from nemo_gym.http.clients import enable_plain_client, set_pool_size
+from nemo_gym.http.transport_choice import enable_plain_client, set_pool_size
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared

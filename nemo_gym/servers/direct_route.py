@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from nemo_gym.codec import decode_json
 from nemo_gym.http import ClientResponse, Headers
-from nemo_gym.openai_utils.data import data_validator, is_on_data
+from nemo_gym.openai_utils.wire_data import data_validator, is_on_data
 from nemo_gym.undocumented import fastapi_internals, starlette_internals
 from nemo_gym.undocumented.fastapi_internals import (
     RouteParts,

@@ -23,7 +23,7 @@ from nemo_gym.config import (
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
 from nemo_gym.errors import ComponentError, NeMoGymError
-from nemo_gym.http.clients import enable_plain_client
+from nemo_gym.http.transport_choice import enable_plain_client
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.session_middleware import add_sessions

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_rl.environments.interfaces import EnvironmentReturn
 from nemo_rl.environments.step_threads import StepThreads, threads_of
-from nemo_rl.experience.retry import within
+from nemo_rl.experience.retry_budgets import within
 from nemo_rl.lazy import lazy
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from nemo_rl.experience.message_log import copied
 if TYPE_CHECKING:
     from nemo_rl.data.interfaces import LLMMessageLogType
     from nemo_rl.experience.interfaces import GroupIntegrity
-    from nemo_rl.experience.retry import RolloutRetryPolicy
+    from nemo_rl.experience.retry_budgets import RolloutRetryPolicy
 
 logger = logging.getLogger(__name__)
 

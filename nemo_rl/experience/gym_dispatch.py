@@ -16,7 +16,7 @@ from typing import Any
 
 from nemo_rl.experience.failures import TERMINAL, FailureClass, GymTransportError, classify_rollout_failure
 from nemo_rl.experience.group import Sleep, current_group, described
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutStats
 
 logger = logging.getLogger(__name__)
 

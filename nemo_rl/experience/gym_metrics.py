@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nemo_rl.experience.group_metrics import pct, rate, sequence_stats, stats, turn_stats
 from nemo_rl.experience.message_log import length_of
-from nemo_rl.experience.metrics import pct, rate, sequence_stats, stats, turn_stats
 
 if TYPE_CHECKING:
     from nemo_rl.data.interfaces import LLMMessageLogType

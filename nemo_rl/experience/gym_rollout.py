@@ -29,7 +29,7 @@ from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.ignored_arguments import ONLY_NATIVE, refuse_unknown
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_logprobs, as_token_ids, length_of
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
 from nemo_rl.utils.timer import Timer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemo_rl.experience.metrics import stddev
+from nemo_rl.experience.group_metrics import stddev
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

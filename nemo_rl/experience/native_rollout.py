@@ -34,11 +34,11 @@ from nemo_rl.experience.group import (
     play_members,
     playing,
 )
+from nemo_rl.experience.group_metrics import native_metrics
 from nemo_rl.experience.ignored_arguments import ONLY_GYM, refuse_unknown
 from nemo_rl.experience.interfaces import Completion, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.message_log import as_token_ids, copied, flat_token_ids, whole_numbers
-from nemo_rl.experience.metrics import native_metrics
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts, within
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutTimeouts, within
 from nemo_rl.lazy import lazy
 from nemo_rl.utils.timer import Timer
 

@@ -21,7 +21,7 @@ from nemo_rl.experience.group import Sleep, described
 from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl
 from nemo_rl.experience.interfaces import GroupBuffer, GroupIntegrity, PromptGroupRecord
 from nemo_rl.experience.native_rollout import NO_TURN_LIMIT, AsyncRolloutImpl
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutStats, RolloutTimeouts
 from nemo_rl.lazy import lazy
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic import PrivateAttr
 from nemo_gym.base_responses_api_model import Body, SimpleResponsesAPIModel
 from nemo_gym.config_types import ConfigError
 from nemo_gym.local_engine import LocalEngine, generate
-from nemo_gym.local_engine.generation import PromptTooLongError
+from nemo_gym.local_engine.engine_generation import PromptTooLongError
 from nemo_gym.local_engine.prompt_ids import Conversation, ReplayError, ends_turns_with, only_token
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
@@ -22,9 +22,9 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.responses_converter import RequestFormatError, VLLMConverter
 from responses_api_models.local_model import chat_completion, weight_updates
-from responses_api_models.local_model.config import LocalModelConfig
+from responses_api_models.local_model.accepted_grammars import Grammars
 from responses_api_models.local_model.constraints import constraints_of, offered_tools
-from responses_api_models.local_model.grammars import Grammars
+from responses_api_models.local_model.local_model_config import LocalModelConfig
 from responses_api_models.local_model.messages import checked_messages
 from responses_api_models.local_model.request_parameters import BadParameterError, sampling_of
 

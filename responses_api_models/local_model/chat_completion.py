@@ -8,9 +8,9 @@ from typing import Any
 from uuid import uuid4
 
 from nemo_gym.formats.generated_text import parse_generated
-from nemo_gym.formats.tokens import token_fields
+from nemo_gym.formats.token_fields import token_fields
 from nemo_gym.local_engine import Generation
-from nemo_gym.local_engine.generation import LOG_PROBS_MODE
+from nemo_gym.local_engine.engine_generation import LOG_PROBS_MODE
 
 logger = logging.getLogger(__name__)
 

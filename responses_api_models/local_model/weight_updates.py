@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from nemo_gym.config_types import ConfigError
 from nemo_gym.local_engine import LocalEngine
-from responses_api_models.local_model.config import LocalModelConfig
+from responses_api_models.local_model.local_model_config import LocalModelConfig
 
 WEIGHT_VERSION = "weight_version"
 

@@ -17,9 +17,9 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.openai_utils.data import takes_data
+from nemo_gym.openai_utils.wire_data import takes_data
 from nemo_gym.responses_converter import ResponsesConverter
-from responses_api_models.openai_model.conversion_errors import conversion_errors
+from responses_api_models.openai_model.conversion_statuses import conversion_errors
 from responses_api_models.openai_model.upstream import Api, Request, UpstreamRoute, upstream_routes
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from nemo_gym.failures import (
     endpoint_error,
     is_about_model,
 )
-from nemo_gym.openai_utils.data import OddJson
 from nemo_gym.openai_utils.endpoint_client import EndpointError
+from nemo_gym.openai_utils.wire_data import OddJson
 from nemo_gym.responses_converter import FormatError, RequestFormatError, ResponsesConverter
 from nemo_gym.server_utils import ClientResponse
 

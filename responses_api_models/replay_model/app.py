@@ -15,8 +15,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponseCreateParamsNonStreaming,
 )
 from nemo_gym.responses_converter import RequestFormatError, ResponsesConverter
-from responses_api_models.replay_model.config import ReplayModelConfig
-from responses_api_models.replay_model.conversations import encoded
+from responses_api_models.replay_model.conversation_digests import encoded
 from responses_api_models.replay_model.faults import (
     WITH_RESPONSE,
     Dice,
@@ -24,7 +23,8 @@ from responses_api_models.replay_model.faults import (
     fault_response,
     with_fault,
 )
-from responses_api_models.replay_model.recording import Call, NotRecordedError, Recording
+from responses_api_models.replay_model.recorded_calls import Call, NotRecordedError, Recording
+from responses_api_models.replay_model.replay_model_config import ReplayModelConfig
 
 _TOKEN_FIELDS = {"prompt_token_ids", "generation_token_ids", "generation_log_probs"}
 """Long lists in the history of a request; they are not used to find the recorded call."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.config_types import ConfigError
-from responses_api_models.replay_model.conversations import (
+from responses_api_models.replay_model.conversation_digests import (
     contents_of,
     decoded,
     items_of,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from responses_api_models.replay_model.conversations import (
+from responses_api_models.replay_model.conversation_digests import (
     Item,
     contents_of,
     continued,

@@ -19,8 +19,8 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, VLLMConverter
 from responses_api_models.vllm_model import replica_call
-from responses_api_models.vllm_model.config import VLLMModelConfig
 from responses_api_models.vllm_model.replicas import Replicas
+from responses_api_models.vllm_model.vllm_model_config import VLLMModelConfig
 
 
 class VLLMModel(SimpleResponsesAPIModel):

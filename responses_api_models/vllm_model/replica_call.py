@@ -18,11 +18,10 @@ from uuid import uuid4
 import aiohttp
 
 from nemo_gym.formats.generated_text import parse_generated
+from nemo_gym.formats.token_fields import newest_known_turn, without_tokens
 from nemo_gym.formats.token_replay import replayed_prompt
-from nemo_gym.formats.tokens import newest_known_turn, without_tokens
 from nemo_gym.formats.usage_conversion import filled_usage
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
-from responses_api_models.vllm_model.config import VLLMModelConfig
 from responses_api_models.vllm_model.token_ids import (
     LENGTH_FIELDS,
     LOG_PROBS_MODE_FIELD,
@@ -38,6 +37,7 @@ from responses_api_models.vllm_model.token_ids import (
     tokens_of_chat,
     tokens_of_completion,
 )
+from responses_api_models.vllm_model.vllm_model_config import VLLMModelConfig
 
 logger = logging.getLogger(__name__)
 

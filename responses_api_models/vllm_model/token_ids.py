@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from nemo_gym.formats.tokens import token_fields
+from nemo_gym.formats.token_fields import token_fields
 from nemo_gym.openai_utils import TokenIDLogProbMixin
 
 Body = Mapping[str, Any]

@@ -14,7 +14,7 @@ from typing import Any
 
 from nemo_gym.analysis.tokens.gguf_vocabulary import BYTE, CONTROL, MAGIC, NORMAL, read_gguf
 from nemo_gym.errors import ConfigError, InputError
-from nemo_gym.local_engine.weights import find_weights
+from nemo_gym.local_engine.find_weights import find_weights
 from nemo_gym.records import Record, parsed
 from nemo_gym.types import RESPONSE_KEY_NAME
 

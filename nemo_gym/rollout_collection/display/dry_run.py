@@ -8,6 +8,7 @@ from nemo_gym.config import mask_secrets
 from nemo_gym.config.hints import listed
 from nemo_gym.errors import ChangedInputsError
 from nemo_gym.records import parsed
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.execution.executor_table import executor_named
 from nemo_gym.rollout_collection.planning.materialize import (
@@ -24,7 +25,6 @@ from nemo_gym.rollout_collection.planning.prepare import (
 )
 from nemo_gym.rollout_collection.planning.preview import ResumePreview
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import counted
 from nemo_gym.types import RESPONSES_CREATE_PARAMS_KEY_NAME

@@ -13,7 +13,7 @@ from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
 from nemo_gym.config import config_from_bytes
 from nemo_gym.errors import NeMoGymError
-from nemo_gym.http.clients import enable_plain_client
+from nemo_gym.http.transport_choice import enable_plain_client
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.execution.attempt import Attempt

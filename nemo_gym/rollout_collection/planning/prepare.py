@@ -13,6 +13,7 @@ from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
 from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
 from nemo_gym.records import Key, parsed, unpacked
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.planning.materialize import (
     INPUT_DIGEST,
@@ -27,7 +28,6 @@ from nemo_gym.rollout_collection.planning.remaining import (
     remaining_work,
     whole_plan,
 )
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
 from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
 from nemo_gym.rollout_collection.recording.scan import Found, recover_output

@@ -24,7 +24,7 @@ from nemo_rl.models.weights.llama import to_gguf, torch_name
 
 if TYPE_CHECKING:
     from nemo_rl.models.weights.dequantize import Weights
-    from nemo_rl.models.weights.policy import Policy
+    from nemo_rl.models.weights.gguf_policy import Policy
 
 _FILE_TYPE = b"general.file_type" + struct.pack("<I", 4)
 _MOSTLY_F16 = struct.pack("<I", 1)

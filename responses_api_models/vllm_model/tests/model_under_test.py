@@ -7,7 +7,7 @@ from typing import Any
 from nemo_gym.server_utils import ClientResponse, ServerClient
 from nemo_gym.servers.hosted import HostedServer
 from responses_api_models.vllm_model.app import VLLMModel
-from responses_api_models.vllm_model.config import VLLMModelConfig
+from responses_api_models.vllm_model.vllm_model_config import VLLMModelConfig
 from tests.support.vllm_stand_in import EOS, VLLMStandIn
 
 PLACE = {"name": "policy_model", "host": "127.0.0.1", "port": 0, "entrypoint": "app.py"}

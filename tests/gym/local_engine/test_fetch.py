@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from nemo_gym.local_engine.fetch import FetchError, fetch_weights, has_quick_dry_run
-from nemo_gym.local_engine.weights import SMOLLM2, PackagedWeights, cached_weights, find_weights
+from nemo_gym.local_engine.find_weights import SMOLLM2, PackagedWeights, cached_weights, find_weights
 from tests.support.commands import ROOT, run_command, wait_until
 
 CONTENT = bytes(range(256)) * 4096
@@ -148,7 +148,7 @@ def fetch_script(cache: Path) -> str:
     """A program that fetches; it imports no more than it needs."""
     return (
         "from nemo_gym.local_engine.fetch import fetch_weights\n"
-        "from nemo_gym.local_engine.weights import PackagedWeights\n"
+        "from nemo_gym.local_engine.find_weights import PackagedWeights\n"
         f"fetch_weights({weights()!r}, {str(cache)!r}, lambda have, total: None)\n"
     )
 

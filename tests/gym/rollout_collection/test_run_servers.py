@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from nemo_gym.client import ServerClient, current_client
-from nemo_gym.http.clients import is_plain_enabled, plain_client_enabled
+from nemo_gym.http.transport_choice import is_plain_enabled, plain_client_enabled
 from nemo_gym.rollout_collection.run_servers import setup_client
 
 

@@ -15,7 +15,7 @@ from nemo_rl.experience.failures import (
 from nemo_rl.experience.gym_dispatch import merged_timings
 from nemo_rl.experience.integrity import advantage_audit
 from nemo_rl.experience.interfaces import GroupIntegrity, PromptGroupRecord
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutStats, RolloutTimeouts
 from tests.support.gym_handles import (
     Batch,
     Handle,

@@ -13,7 +13,7 @@ from nemo_rl.experience.gym_metrics import gym_metrics
 from nemo_rl.experience.gym_rollout import AsyncNemoGymRolloutImpl, row_seed
 from nemo_rl.experience.interfaces import GroupIntegrity
 from nemo_rl.experience.message_log import flat_token_ids
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutTimeouts
 from nemo_rl.utils.timer import Timer
 from tests.support.gym_handles import (
     CONFIG,

@@ -21,7 +21,7 @@ from nemo_rl.experience.failures import (
 from nemo_rl.experience.interfaces import GroupIntegrity
 from nemo_rl.experience.message_log import token_loss_mask
 from nemo_rl.experience.native_rollout import AsyncRolloutImpl
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutTimeouts
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutTimeouts
 from nemo_rl.experience.rollout_manager import RolloutManager
 from tests.support.native_rollouts import managed, message, rollouts, run, sample, tokens
 from tests.support.scripted_policy import ScriptedEnvironment, ScriptedGeneration, Step, Turn

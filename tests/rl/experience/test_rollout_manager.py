@@ -18,7 +18,7 @@ from nemo_rl.experience.failures import (
     RolloutTimeout,
 )
 from nemo_rl.experience.interfaces import PromptGroupRecord
-from nemo_rl.experience.retry import RolloutRetryPolicy
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy
 from nemo_rl.experience.rollout_manager import (
     AsyncNemoGymRolloutImpl,
     AsyncRolloutImpl,

@@ -4,7 +4,7 @@ import math
 
 import wandb
 
-from nemo_rl.experience.metrics import stats
+from nemo_rl.experience.group_metrics import stats
 from nemo_rl.utils.wandb_metrics import as_wandb
 
 

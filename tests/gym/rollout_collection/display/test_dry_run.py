@@ -13,8 +13,8 @@ from nemo_gym.config.current import global_config_dict
 from nemo_gym.config.plain_data import frozen_dictconfig
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.rollout_collection import RolloutCollectionHelper
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.display.dry_run import dry_run
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import Servers
 from tests.support.commands import free_port
 from tests.support.scripted_agent import Playground, row

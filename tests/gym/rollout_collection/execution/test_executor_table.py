@@ -4,9 +4,9 @@ import pytest
 
 from nemo_gym.client import ServerClient
 from nemo_gym.errors import ConfigError
+from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.execution.executor_table import EXECUTORS, executor_named
-from nemo_gym.rollout_collection.policy import CollectionPolicy
 from nemo_gym.rollout_collection.run_servers import Servers
 from tests.support.scripted_agent import Playground
 

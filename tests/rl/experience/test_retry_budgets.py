@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from nemo_rl.experience.failures import RolloutTimeout
-from nemo_rl.experience.retry import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
+from nemo_rl.experience.retry_budgets import RolloutRetryPolicy, RolloutStats, RolloutTimeouts, within
 
 
 def test_b1_delays_double_up_to_the_maximum() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.config_types import ConfigError
-from responses_api_models.replay_model.recording import NotRecordedError, Recording
+from responses_api_models.replay_model.recorded_calls import NotRecordedError, Recording
 from responses_api_models.replay_model.tests.rollouts import (
     Item,
     called,

@@ -1,7 +1,7 @@
 """Tests grammars before they are used: the engine silently ignores a grammar that it cannot compile."""
 
 from nemo_gym.local_engine import LocalEngine
-from nemo_gym.local_engine.generation import accepts_grammar
+from nemo_gym.local_engine.engine_generation import accepts_grammar
 from responses_api_models.local_model.request_parameters import BadParameterError
 
 _MAX_REMEMBERED = 256

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from nemo_gym.local_engine import EngineSettings, Generation, LocalEngine, find_weights, generate
-from nemo_gym.local_engine.generation import PromptTooLongError, accepts_grammar, whole_character_ends
+from nemo_gym.local_engine.engine_generation import PromptTooLongError, accepts_grammar, whole_character_ends
 from nemo_gym.local_engine.prompt_ids import Conversation, only_token
 from tests.support.engines import wait_until_slots_are_busy
 

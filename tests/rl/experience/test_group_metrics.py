@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_rl.experience.metrics import pct, stats
+from nemo_rl.experience.group_metrics import pct, stats
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), max_size=20)
 

@@ -18,7 +18,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
-from nemo_gym.openai_utils.data import data_validator
+from nemo_gym.openai_utils.wire_data import data_validator
 from tests.gym.openai_utils.sdk_strategies import values_of
 
 examples = settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))

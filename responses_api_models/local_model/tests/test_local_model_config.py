@@ -11,7 +11,7 @@ import pytest
 from nemo_gym.config import validate_fields
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import LocalEngine, find_weights
-from responses_api_models.local_model.config import LocalModelConfig
+from responses_api_models.local_model.local_model_config import LocalModelConfig
 
 PLACE = {"name": "policy_model", "host": "127.0.0.1", "port": 0, "entrypoint": "app.py"}
 STAND_IN = """

@@ -26,7 +26,7 @@ from nemo_gym.http import (
     get_response_json,
     raise_for_status,
 )
-from nemo_gym.http.response import parse_cookies
+from nemo_gym.http.client_response import parse_cookies
 from tests.gym.http.raw_server import raw_response, serving
 
 

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from responses_api_models.replay_model.conversations import (
+from responses_api_models.replay_model.conversation_digests import (
     Item,
     Reading,
     contents_of,

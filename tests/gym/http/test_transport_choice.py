@@ -15,8 +15,8 @@ from nemo_gym.http import (
     request,
 )
 from nemo_gym.http.aiohttp_client import AiohttpTransport
-from nemo_gym.http.clients import plain_client_enabled
 from nemo_gym.http.plain_client import PlainTransport
+from nemo_gym.http.transport_choice import plain_client_enabled
 from tests.gym.http.raw_server import raw_response, serving
 from tests.support.commands import ROOT
 
@@ -101,7 +101,7 @@ SIZES_OF_THE_SERVERS = """
 import asyncio
 from nemo_gym.client import ServerClient, current_client
 from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, get_global_aiohttp_client
-from nemo_gym.http.clients import set_pool_size
+from nemo_gym.http.transport_choice import set_pool_size
 from nemo_gym.rollout_collection import RolloutCollectionHelper
 
 current_client.set(ServerClient(global_config_dict={"global_aiohttp_connector_limit": 7}))
@@ -135,7 +135,7 @@ def test_pool_sizes_are_checked() -> None:
 
 
 def test_nothing_is_kept_of_closed_event_loops() -> None:
-    from nemo_gym.http.clients import _shared
+    from nemo_gym.http.transport_choice import _shared
 
     before = set(_shared._by_loop)  # entries of event loops that other tests have not closed
     for _ in range(5):

@@ -5,7 +5,7 @@ import pytest
 
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine import SMOLLM2, find_weights, read_template
-from nemo_gym.local_engine.weights import cached_weights, installed_weights
+from nemo_gym.local_engine.find_weights import cached_weights, installed_weights
 
 NOT_INSTALLED = replace(SMOLLM2, module="no_such_package_of_weights")
 
