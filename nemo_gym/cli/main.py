@@ -56,7 +56,7 @@ def _command_name(argument: str) -> str:
 
 
 def overview() -> str:
-    # Padded here, because loading rich takes several times as long as everything else.
+    # Padded here, because loading rich would double the time of this command.
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
