@@ -58,7 +58,7 @@ FORCED_RUNS = {
         "responses_api_agents",
     ],
     "pydantic": [
-        "tests/gym/openai_utils/test_data.py",
+        "tests/gym/openai_utils/test_wire_data.py",
         "responses_api_models/openai_model/tests/test_transports.py",
     ],
     "transformers": [
