@@ -23,7 +23,7 @@ SESSION_HEADER = "x-nemo-gym-session"
 
 _PREFIX = "ng_session_"
 _SESSION_HEADERS = ("set-cookie", SESSION_HEADER)
-_KEPT_MARK = "k"
+KEPT_MARK = "k"
 _NOT_IN_A_COOKIE_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _VALUE = re.compile(r"((?:(\d+)w)?[0-9a-f]{32})(k?)")
 
@@ -56,20 +56,15 @@ def parse_session_cookie(cookie: "str | Morsel[str] | None") -> SessionCookie | 
     return SessionCookie(session_id, None if worker is None else int(worker), bool(mark))
 
 
-def session_cookie_value(session_id: str, *, is_kept: bool) -> str:
-    return session_id + _KEPT_MARK if is_kept else session_id
-
-
-def is_marked_as_kept(cookie: "str | Morsel[str] | None") -> bool:
-    """Whether the value of a session cookie, which is valid, says that the server keeps the session."""
+def match_session_cookie(cookie: "str | Morsel[str] | None") -> "re.Match[str] | None":
+    """The same as groups: 1 is the id, 3 the mark. Every request needs these, and a match takes less time."""
     value = cookie if cookie is None or isinstance(cookie, str) else cookie.value
-    return value is not None and value.endswith(_KEPT_MARK)
+    return _VALUE.fullmatch(value) if value else None
 
 
 def session_id_in(cookie: "str | Morsel[str] | None") -> str | None:
-    """The id alone: every request needs it."""
-    value = cookie if cookie is None or isinstance(cookie, str) else cookie.value
-    found = _VALUE.fullmatch(value) if value else None
+    """The id alone."""
+    found = match_session_cookie(cookie)
     return None if found is None else found[1]
 
 

@@ -135,7 +135,7 @@ class HostedServer(HostedApp):
                 self.failures.add_cause(carrier.headers, status)
                 reply = status, [_JSON, *carrier.headers.items(), *request.session_headers()], body
         except asyncio.CancelledError:
-            request.is_lost = True
+            request.lose()
             raise
         except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response
             reply = await request.send(await self.failures.respond_to(error, request.build()))

@@ -17,6 +17,7 @@ from nemo_gym.servers.hosted_app import HostedApp
 from nemo_gym.servers.run_sessions import AgentRequest
 from nemo_gym.servers.session_middleware import is_disconnected
 from nemo_gym.servers.sessions import Session, SessionEndedError
+from nemo_gym.session_cookies import session_id_in
 from nemo_gym.undocumented.starlette_internals import headers_of, is_plain, parse_cookies
 
 R = TypeVar("R")
@@ -26,14 +27,11 @@ R = TypeVar("R")
 class HostedRequest(Generic[R]):
     """A request to a route; its subclasses return the response in the form of their transport."""
 
-    __slots__ = ("_cookie", "_server", "_session", "agent_request", "ended", "is_lost", "session_id")
+    __slots__ = ("_server", "_session", "agent_request", "ended", "session_id")
 
     def __init__(self, server: HostedApp, cookie: "str | Morsel[str] | None", path: str) -> None:
         sessions = server.sessions
         self._server = server
-        self._cookie = cookie
-        self.is_lost = False
-        """Whether the caller gets no response."""
         self.agent_request: AgentRequest | None = None
         self.ended: SessionEndedError | None = None
         self._session: Session | None = None
@@ -49,8 +47,20 @@ class HostedRequest(Generic[R]):
     def close(self) -> None:
         if self._session is not None:
             self._server.sessions.close(self._session)
-            if self.is_lost:
-                self._server.sessions.end_unknown(self.session_id, self._cookie)
+            self._session = None
+
+    def lose(self) -> None:
+        """Close the request; the caller gets no response, so it will not close a session that began here."""
+        self.close()
+        if self._has_begun_session():
+            self._server.sessions.start_ending(self.session_id)
+
+    def _has_begun_session(self) -> bool:
+        """Whether a session is kept that the caller did not bring."""
+        sessions = self._server.sessions
+        if not sessions.holds(self.session_id):
+            return False
+        return session_id_in(self.cookies().get(sessions.cookie_name)) != self.session_id
 
     def session_headers(self) -> list[tuple[str, str]]:
         """The cookie of the session, and the names of those that a nested call of an agent began."""
@@ -143,10 +153,8 @@ class HttpRequest(HostedRequest[Reply]):
 
     async def end_session_of_lost_caller(self) -> None:
         """Call before the response is sent: a caller that has disconnected will not close its session."""
-        sessions = self._server.sessions
-        is_unknown = sessions.is_unknown(self.session_id, self._cookie)
-        if is_unknown and await is_disconnected(self._http_scope, self._receive_more):
-            sessions.start_ending(self.session_id)
+        if self._has_begun_session() and await is_disconnected(self._http_scope, self._receive_more):
+            self._server.sessions.start_ending(self.session_id)
 
     def cookies(self) -> Cookies:
         return parse_cookies(cookies_of(self._http_scope))

@@ -57,8 +57,8 @@ class SessionMiddleware:
             raise
         finally:
             self.store.close(session)
-            if not exchange.has_responded:
-                self.store.end_unknown(session_id, cookie)
+            if exchange.is_new and not exchange.has_responded and self.store.holds(session_id):
+                self.store.start_ending(session_id)  # its caller does not know it
             if request is not None:
                 request.leave(self.store, session.id)
                 await request.close_sessions()

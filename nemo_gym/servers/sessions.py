@@ -20,12 +20,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from nemo_gym.activity import current_activity
-from nemo_gym.session_cookies import (
-    BEGINNING_PATHS,
-    is_marked_as_kept,
-    session_cookie_value,
-    session_id_in,
-)
+from nemo_gym.session_cookies import BEGINNING_PATHS, KEPT_MARK, match_session_cookie
 from nemo_gym.types import SESSION_ID_KEY
 from nemo_gym.undocumented.starlette_internals import parse_cookies
 
@@ -102,10 +97,11 @@ class SessionStore:
 
         An id in `ended_ids` is refused. A request that begins a session gets a new id instead.
         """
-        session_id = session_id_in(cookie)
-        if session_id is None:
+        found = match_session_cookie(cookie)
+        if found is None:
             return self.new_id()
-        if is_marked_as_kept(cookie) and not self.holds(session_id) and session_id not in self.ended_ids:
+        session_id, _, mark = found.groups()
+        if mark and not self.holds(session_id) and session_id not in self.ended_ids:
             self._refuse(session_id, "is not known any more: it ended, or the server has restarted")
         if session_id in self.ended_ids and path in BEGINNING_PATHS:
             return self.new_id()
@@ -171,8 +167,8 @@ class SessionStore:
 
     def set_cookie(self, session_id: str, session: Session | None) -> str:
         """The value of the Set-Cookie header, which is on every response."""
-        value = session_cookie_value(session_id, is_kept=session is not None and self._keeps(session))
-        return f"{self.cookie_name}={value}; Path=/; HttpOnly; SameSite=lax"
+        mark = KEPT_MARK if session is not None and self._keeps(session) else ""
+        return f"{self.cookie_name}={session_id}{mark}; Path=/; HttpOnly; SameSite=lax"
 
     def cookie_in(self, cookie_header: str) -> str | None:
         """The value of this server's session cookie in a Cookie header."""
@@ -199,15 +195,6 @@ class SessionStore:
                 limit,
             )
             self._warned = True
-
-    def is_unknown(self, session_id: str, cookie: "str | Morsel[str] | None") -> bool:
-        """Whether a session is kept that the caller, whose request had this cookie, does not know yet."""
-        return self.holds(session_id) and session_id_in(cookie) != session_id
-
-    def end_unknown(self, session_id: str, cookie: "str | Morsel[str] | None") -> None:
-        """End a session that began in a request whose caller got no response: nothing else would."""
-        if self.is_unknown(session_id, cookie):
-            self.start_ending(session_id)
 
     def start_ending(self, session_id: str) -> "asyncio.Task[None] | None":
         """Refuse the id from now on; returns the task that ends the session, if one is needed or running."""
