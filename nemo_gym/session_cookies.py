@@ -48,8 +48,7 @@ class SessionCookie(NamedTuple):
 
 def parse_session_cookie(cookie: "str | Morsel[str] | None") -> SessionCookie | None:
     """None for a value that no server of ours has set."""
-    value = cookie.value if isinstance(cookie, Morsel) else cookie
-    found = _VALUE.fullmatch(value) if value else None
+    found = match_session_cookie(cookie)
     if found is None:
         return None
     session_id, worker, mark = found.groups()
@@ -57,7 +56,10 @@ def parse_session_cookie(cookie: "str | Morsel[str] | None") -> SessionCookie | 
 
 
 def match_session_cookie(cookie: "str | Morsel[str] | None") -> "re.Match[str] | None":
-    """The same as groups: 1 is the id, 3 the mark. Every request needs these, and a match takes less time."""
+    """The value of a session cookie: group 1 is the id, group 3 the mark.
+
+    For code that runs in every request; `parse_session_cookie` is easier to read.
+    """
     value = cookie if cookie is None or isinstance(cookie, str) else cookie.value
     return _VALUE.fullmatch(value) if value else None
 

@@ -47,8 +47,8 @@ class SessionMiddleware:
         if self.runs is not None:
             is_run = scope["path"] == RUN_PATH and scope["method"] == "POST"
             request = self.runs.begin(parse_cookies(cookies), closes=is_run)
-        exchange = _Exchange(self.store, session, request, scope, receive, send)
-        exchange.is_new = session_id_in(cookie) != session_id
+        is_new = session_id_in(cookie) != session_id
+        exchange = _Exchange(self.store, session, is_new, request, scope, receive, send)
         scope[SESSION_HEADERS_KEY] = exchange.session_headers
         try:
             await self.app(scope, exchange.receive, adding_headers(exchange.send, exchange.session_headers))
@@ -57,7 +57,7 @@ class SessionMiddleware:
             raise
         finally:
             self.store.close(session)
-            if exchange.is_new and not exchange.has_responded and self.store.holds(session_id):
+            if is_new and not exchange.has_responded and self.store.holds(session_id):
                 self.store.start_ending(session_id)  # its caller does not know it
             if request is not None:
                 request.leave(self.store, session.id)
@@ -81,12 +81,12 @@ class _Exchange:
 
     store: SessionStore
     session: Session
+    is_new: bool
+    """Whether the session begins in this request."""
     agent_request: AgentRequest | None
     _scope: Scope
     _receive: Receive
     _send: Send
-    is_new: bool = False
-    """Whether the session begins in this request."""
     has_responded: bool = False
     """Whether the response has begun, to a caller that is still there."""
     _is_body_read: bool = False
