@@ -86,9 +86,7 @@ class Collection:
         with exclusive(self._output) as status:
             prepared = self._prepare()
             planned_by_agent = prepared.planned_by_agent()
-            progress = Progress(
-                prepared.work.to_run, Counter(prepared.work.to_run_by_agent), prepared.found.columns
-            )
+            progress = _new_progress(prepared)
             async with AsyncExitStack() as opened:
                 with self._recorder(prepared, progress) as recorder:
                     client = await self._execute(prepared, recorder, progress, status, opened)
@@ -219,6 +217,17 @@ class Collection:
                 one_line(str(error)),
             )
             return None
+
+
+def _new_progress(prepared: Prepared) -> Progress:
+    work = prepared.work
+    return Progress(
+        work.planned,
+        Counter(work.to_run_by_agent),
+        prepared.found.columns,
+        earlier=work.planned - work.to_run,
+        failed=work.num_skipped,
+    )
 
 
 def _new_ledger(work: RemainingWork) -> Ledger:

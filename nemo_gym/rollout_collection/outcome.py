@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nemo_gym.codec import decode_json, encode_json
-from nemo_gym.failures import AnyKind
+from nemo_gym.failures import AnyKind, rule_of
 from nemo_gym.records import Key
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
@@ -81,6 +81,11 @@ class Failure:
     @property
     def agent(self) -> str:
         return str(self.agent_ref.get("name", ""))
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it counts as failed; otherwise it counts as not run."""
+        return self.is_kept and rule_of(self.kind).counts_as_attempt
 
     def line(self) -> bytes:
         """The record, as it is written."""

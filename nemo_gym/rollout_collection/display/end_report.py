@@ -145,7 +145,8 @@ def _pass_at_line(summary: Summary) -> list[str]:
 
 def _files(collected: Collected) -> Iterator[tuple[str, Path]]:
     output = collected.output
-    failures = "Failures" if collected.ledger.failed else "Failures of earlier runs"
+    has_failures = collected.ledger.failed or collected.ledger.cancelled
+    failures = "Failures" if has_failures else "Failures of earlier runs"
     named = {
         "Materialized inputs": materialized_path_for(output),
         "Rollouts": output,

@@ -40,29 +40,37 @@ class Progress:
     """Counts outcomes as they are recorded."""
 
     total: int
+    """Rollouts of the whole run."""
     left_by_agent: Counter[str]
     columns: Mapping[str, Columns]
     started: float = field(default_factory=time.monotonic)
+    earlier: int = 0
+    """Rollouts that earlier runs have done. They count as done, but not in the rate."""
     done: int = 0
     failed: int = 0
     tokens: float = 0.0
     _points: deque[tuple[float, int, float]] = field(default_factory=deque)
     """Time, done, tokens: samples of the last minute."""
 
+    def __post_init__(self) -> None:
+        self.done = self.earlier
+
     def take(self, outcome: Outcome) -> None:
-        self.done += 1
-        self.left_by_agent[outcome.agent] -= 1
         if isinstance(outcome, Success):
             self.tokens += outcome.numbers.get(_TOKENS, 0.0)
-        else:
+        elif outcome.is_failed:
             self.failed += 1
+        else:
+            return  # it has not been run
+        self.done += 1
+        self.left_by_agent[outcome.agent] -= 1
 
     def snapshot(self, state: ExecutorState) -> Snapshot:
         now = time.monotonic()
         self._points.append((now, self.done, self.tokens))
         while len(self._points) > 2 and now - self._points[0][0] > _WINDOW_S:
             self._points.popleft()
-        then, done, tokens = self._points[0] if len(self._points) > 1 else (self.started, 0, 0.0)
+        then, done, tokens = self._points[0] if len(self._points) > 1 else (self.started, self.earlier, 0.0)
         seconds = max(now - then, 1e-3)
         rate = (self.done - done) / seconds
         left = self.total - self.done

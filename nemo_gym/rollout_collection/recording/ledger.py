@@ -1,11 +1,14 @@
-"""The ledger of a run: planned = succeeded + failed by kind + not run, at every moment."""
+"""The ledger of a run: planned = succeeded + failed by kind + not run, at every moment.
+
+A rollout that the run cancelled has not failed: it counts as not run.
+"""
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_gym.failures import AnyKind, rule_of
+from nemo_gym.failures import AnyKind
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
 from nemo_gym.terminal import one_line
 
@@ -25,6 +28,8 @@ class Ledger:
     """Failed in earlier runs and not attempted again, by kind."""
     succeeded_now: int = 0
     failed_now: Counter[AnyKind] = field(default_factory=Counter)
+    cancelled: int = 0
+    """Started, but cancelled because the run was stopped."""
     retried: int = 0
     """Rollouts that took more than one attempt."""
     causes: Counter[str] = field(default_factory=Counter)
@@ -34,9 +39,11 @@ class Ledger:
         self.retried += outcome.attempts > 1
         if isinstance(outcome, Success):
             self.succeeded_now += 1
-        elif outcome.is_kept:
+        elif outcome.is_failed:
             self.failed_now[outcome.kind] += 1
             self._note(outcome)
+        elif outcome.is_kept:
+            self.cancelled += 1
 
     def _note(self, failure: Failure) -> None:
         status = f" {failure.status}" if failure.status is not None else ""
@@ -53,12 +60,8 @@ class Ledger:
         return self.skipped + self.failed_now
 
     @property
-    def num_failed_now(self) -> int:
-        """Failures of this run, without those that the run itself cancelled."""
-        return sum(number for kind, number in self.failed_now.items() if rule_of(kind).counts_as_attempt)
-
-    @property
     def not_run(self) -> int:
+        """Rollouts that never started or were cancelled."""
         return self.planned - self.succeeded - self.failed.total()
 
     @property
@@ -71,6 +74,7 @@ class Ledger:
             "succeeded": self.succeeded,
             "failed": dict(self.failed),
             "not_run": self.not_run,
+            "cancelled": self.cancelled,
             "retried": self.retried,
         }
 
@@ -81,9 +85,10 @@ class Ledger:
             if failed
             else ""
         )
+        cancelled = f" ({self.cancelled} cancelled)" if self.cancelled else ""
         return (
             f"{self.planned} planned = {self.succeeded} succeeded + {failed.total()} failed{kinds} "
-            f"+ {self.not_run} not run; {self.retried} retried"
+            f"+ {self.not_run} not run{cancelled}; {self.retried} retried"
         )
 
     def worst(self, number: int = 5) -> list[str]:
@@ -100,8 +105,8 @@ class FailureBudget:
     to_run: int
 
     def is_exceeded(self, ledger: Ledger, in_flight: int) -> bool:
-        """Whether too many rollouts have failed. Those that the run itself cancelled do not count."""
-        limit, failures = self.max_failure_rate, ledger.num_failed_now
+        """Whether too many rollouts have failed."""
+        limit, failures = self.max_failure_rate, ledger.failed_now.total()
         if limit is None or not failures:
             return False
         if limit >= 1:

@@ -213,7 +213,14 @@ def test_data_failures_are_attempted_a_limited_number_of_times_over_all_runs(
         assert len(playground.played()) == expected, number
     assert f"Skipped 1 rollout: it failed {times} because of its input" in capsys.readouterr().err
     ledger = json.loads(playground.manifest.read_text())["ledger"]
-    assert ledger == {"planned": 1, "succeeded": 0, "failed": {"data": 1}, "not_run": 0, "retried": 0}
+    assert ledger == {
+        "planned": 1,
+        "succeeded": 0,
+        "failed": {"data": 1},
+        "not_run": 0,
+        "cancelled": 0,
+        "retried": 0,
+    }
 
 
 @pytest.mark.parametrize("failure_class", ["infrastructure", "timeout", "judge_failed"])

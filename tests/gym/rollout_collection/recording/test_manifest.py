@@ -39,7 +39,7 @@ def test_manifest_identifies_the_run(playground: Playground) -> None:
     assert manifest["versions"] == {"nemo_gym": nemo_gym.__version__, "python": platform.python_version()}
     assert TIME.fullmatch(manifest["started_at"]) and manifest["resumed_at"] == []
     assert manifest["state"] == "incomplete"
-    ledger = {"planned": 2, "succeeded": 1, "failed": {"data": 1}, "not_run": 0, "retried": 1}
+    ledger = {"planned": 2, "succeeded": 1, "failed": {"data": 1}, "not_run": 0, "cancelled": 0, "retried": 1}
     assert manifest["ledger"] == ledger
 
 
@@ -54,7 +54,7 @@ def test_manifest_says_when_a_run_was_resumed(playground: Playground) -> None:
     assert manifest["started_at"] == started
     assert len(manifest["resumed_at"]) == 2 and all(map(TIME.fullmatch, manifest["resumed_at"]))
     assert manifest["state"] == "complete"
-    ledger = {"planned": 3, "succeeded": 3, "failed": {}, "not_run": 0, "retried": 0}
+    ledger = {"planned": 3, "succeeded": 3, "failed": {}, "not_run": 0, "cancelled": 0, "retried": 0}
     assert manifest["ledger"] == ledger
 
 
