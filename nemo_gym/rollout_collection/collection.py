@@ -18,7 +18,9 @@ from nemo_gym.rollout_collection.display.progress import Progress
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.executor import Executor
 from nemo_gym.rollout_collection.execution.executor_table import OpenedExecutor, executor_named
+from nemo_gym.rollout_collection.execution.run_limits import RunLimits
 from nemo_gym.rollout_collection.heartbeat import Heartbeat
+from nemo_gym.rollout_collection.outcome import Outcome
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
@@ -61,6 +63,7 @@ class Collection:
         self._executor: Executor | None = None
         self._opening: asyncio.Timeout | None = None
         self._stopped_by: str | None = None
+        self._limits = RunLimits(config.max_run_time_s, config.max_total_tokens)
 
     @property
     def stop_grace_s(self) -> float:
@@ -116,7 +119,12 @@ class Collection:
         ledger = _new_ledger(work)
         prepared.manifest.save(state="running", ledger=ledger.as_data())
         budget = FailureBudget(self._config.max_failure_rate, work.to_run)
-        return Recorder(self._output, prepared.found, ledger, budget, progress.take)
+
+        def recorded(outcome: Outcome) -> None:
+            progress.take(outcome)
+            self._limits.take(outcome)
+
+        return Recorder(self._output, prepared.found, ledger, budget, recorded)
 
     async def _execute(
         self,
@@ -150,7 +158,8 @@ class Collection:
         try:
             async with heartbeat.beating():
                 if self._stopped_by is None:
-                    await executor.run(prepared.work.rollouts(), recorder.record)
+                    rollouts = self._limits.within(prepared.work.rollouts())
+                    await executor.run(rollouts, recorder.record)
         finally:
             self._display.finish(heartbeat.snapshot())
             with suppress(JournalError):  # the error that ended the run is reported separately
@@ -185,7 +194,7 @@ class Collection:
         state = "complete" if ledger.is_complete else "incomplete"
         prepared.manifest.save(state=state, ledger=ledger.as_data())
         rollouts = Rollouts(self._output, prepared.found.index.sorted_offsets())
-        return Collected(rollouts, ledger, self._output, stopped_by)
+        return Collected(rollouts, ledger, self._output, stopped_by, self._limits.reached)
 
     async def _measure(
         self,

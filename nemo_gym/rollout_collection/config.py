@@ -75,6 +75,12 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     max_failure_rate: NotNegative | None = None
     """Stop the run when more rollouts have failed than this. A value below 1 (0.2) is a share of the rollouts
     started so far; any other (50) is a number of rollouts. null: never stop."""
+    max_run_time_s: Seconds | None = None
+    """Start no more rollouts after this time, in seconds, since the start of the run. Running rollouts
+    finish, and the run can be resumed. null: no limit."""
+    max_total_tokens: Positive | None = None
+    """Start no more rollouts once the rollouts recorded in this run have used this many tokens (the sum of
+    their usage.total_tokens). Running rollouts finish, and the run can be resumed. null: no limit."""
     executor: str = "local"
     """Where rollouts are played. local: in this process. processes: in worker processes that each host the
     servers."""

@@ -27,8 +27,8 @@ def report(collected: Collected) -> list[str]:
     """Key metrics, the ledger with the most frequent errors, the files, and what to do next."""
     ledger = collected.ledger
     lines = metrics_lines(collected.entries or [])
-    if collected.stopped_by is not None:
-        lines.append(f"Stopped early: {collected.stopped_by}.")
+    if reason := collected.stopped_by or collected.limit_reached:
+        lines.append(f"Stopped early: {reason}.")
     lines.append(f"Result: {ledger}")
     lines += [f"  {cause}" for cause in ledger.worst()]
     lines += [f"{what}: {path}" for what, path in _files(collected)]
@@ -43,7 +43,7 @@ def report_data(collected: Collected) -> dict[str, Any]:
     """The same as data."""
     return {
         "result": collected.ledger.as_data(),
-        "stopped_by": collected.stopped_by,
+        "stopped_by": collected.stopped_by or collected.limit_reached,
         "agents": entries_data(collected.entries or []),
         "files": {what.lower().replace(" ", "_"): str(path) for what, path in _files(collected)},
         "trackers": collected.tracked,

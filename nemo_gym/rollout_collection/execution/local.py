@@ -22,10 +22,12 @@ class LocalExecutor:
         attempt = self._attempt
         self._dispatcher = dispatcher = Dispatcher(attempt, attempt.activity, self._policy, record)
         try:
-            for rollout in rollouts:
-                while len(dispatcher.in_flight) >= self._parallel and self._grace_s is None:
+            while self._grace_s is None:
+                if len(dispatcher.in_flight) >= self._parallel:
                     await self._next_change(dispatcher)
-                if self._grace_s is not None:
+                    continue
+                rollout = next(rollouts, None)  # not before it can start: a limit of the run may be reached
+                if rollout is None:
                     break
                 dispatcher.submit(rollout)
             while dispatcher.in_flight and self._grace_s is None:

@@ -16,7 +16,9 @@ class Collected:
     ledger: Ledger
     output: Path
     stopped_by: str | None = None
-    """Why the run ended early."""
+    """Why the run was stopped before its end."""
+    limit_reached: str | None = None
+    """The limit of the run after which no more rollouts were started."""
     entries: list[Entry] | None = None
     """The metrics of each agent; None if there are none."""
     tracked: list[str] = field(default_factory=list)
