@@ -15,6 +15,7 @@ from nemo_gym.config_types import (
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.servers.aggregation import AggregatesMetrics
+from nemo_gym.servers.non_finite import names_non_finite
 from nemo_gym.servers.server_base import BaseServer, Hosting, SimpleServer
 
 __all__ = [
@@ -97,14 +98,15 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
     def from_instance(cls, hosting: Hosting) -> Self:
         """Record the failures of the judge also if the environment builds an application of its own."""
         server = super().from_instance(hosting)
-        object.__setattr__(server, "verify", judge_failsafe(server.verify))  # not a field of the model
+        verify = names_non_finite(judge_failsafe(server.verify))
+        object.__setattr__(server, "verify", verify)  # not a field of the model
         return server
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()
         self.setup_session_middleware(app)
         app.post("/seed_session")(self.seed_session)
-        app.post("/verify")(judge_failsafe(self.verify))
+        app.post("/verify")(names_non_finite(judge_failsafe(self.verify)))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.get("/aggregate_metrics")(self.report_own_metrics)
         app.router.default = _no_such_tool

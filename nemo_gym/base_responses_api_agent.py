@@ -9,6 +9,7 @@ from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest, Bas
 from nemo_gym.failures import FailureKind
 from nemo_gym.http import FAILURE_KIND_HEADER, ClientResponse
 from nemo_gym.servers.aggregation import AggregatesMetrics
+from nemo_gym.servers.non_finite import names_non_finite
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.server_base import SimpleServer
 
@@ -57,7 +58,7 @@ class SimpleResponsesAPIAgent(AggregatesMetrics, SimpleServer):
         app = FastAPI()
         self.setup_session_middleware(app)
         app.post("/v1/responses")(self.responses)
-        app.post("/run")(self.run)
+        app.post("/run")(names_non_finite(self.run))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.get("/aggregate_metrics")(self.report_own_metrics)
         return app

@@ -14,6 +14,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from nemo_gym.codec import decode_json, encode_json
+
 Item = dict[str, Any]
 Output = list[Item] | web.Response
 """The output items of a response, or a complete HTTP response."""
@@ -113,7 +115,7 @@ class ScriptedEndpoint:
             self._runner = None
 
     async def _respond(self, request: web.Request) -> web.Response:
-        body = orjson.loads(await request.read())
+        body = decode_json(await request.read())
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         given = self._script(body)
@@ -138,4 +140,4 @@ class ScriptedEndpoint:
                 "output_tokens_details": {"reasoning_tokens": 0},
             },
         }
-        return web.Response(body=orjson.dumps(response), content_type="application/json")
+        return web.Response(body=encode_json(response), content_type="application/json")

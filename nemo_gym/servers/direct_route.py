@@ -17,11 +17,11 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import ResponseValidationError
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import PydanticSerializationError, from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from nemo_gym.codec import decode_json
+from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.http import ClientResponse, Headers
 from nemo_gym.openai_utils.wire_data import data_validator, is_on_data
 from nemo_gym.undocumented import fastapi_internals, starlette_internals
@@ -31,6 +31,7 @@ from nemo_gym.undocumented.fastapi_internals import (
     is_simple,
     may_have_body,
     parts_of,
+    to_data,
     to_json,
     validated,
 )
@@ -99,7 +100,7 @@ class DirectRoute:
 
     def _shaped(self, value: Any) -> bytes:
         if self.response_field is None:
-            return bytes(JSONResponse(jsonable_encoder(value)).body)
+            return _json_of(jsonable_encoder(value))
         return self.written(self.shape(value))
 
     def shape(self, value: Any) -> Any:
@@ -120,7 +121,10 @@ class DirectRoute:
 
     def written(self, shaped: Any) -> bytes:
         """The result of `shape` as JSON."""
-        return to_json(self.response_field, shaped, self.dump_options)
+        try:
+            return to_json(self.response_field, shaped, self.dump_options)
+        except PydanticSerializationError:  # pydantic cannot write half a surrogate pair
+            return encode_json(to_data(self.response_field, shaped, self.dump_options))
 
 
 class ResponseData(NamedTuple):
@@ -167,6 +171,13 @@ class DataResponse(ClientResponse):
     def _write(self) -> None:
         if not self._body:
             self._body = self._route.written(self._route.shape(self._value))
+
+
+def _json_of(data: Any) -> bytes:
+    try:
+        return bytes(JSONResponse(data).body)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return encode_json(data)
 
 
 def _response_error(invalid: ValidationError, value: Any) -> ResponseValidationError:

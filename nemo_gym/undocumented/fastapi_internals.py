@@ -141,6 +141,11 @@ def to_json(field: Any, value: Any, options: dict[str, Any]) -> bytes:
     return encoded
 
 
+def to_data(field: Any, value: Any, options: dict[str, Any]) -> Any:
+    """The same as plain data."""
+    return field._type_adapter.serializer.to_python(value, mode="json", **options)
+
+
 class _Body(BaseModel):
     number: int = 1
 
@@ -170,6 +175,7 @@ def _check() -> bool:
         and (parts.request_parameter, parts.response_parameter) == ("request", None)
         and value == _Body(number=2)
         and to_json(parts.response_field, value, {"by_alias": True}) == b'{"number":2}'
+        and to_data(parts.response_field, value, {"by_alias": True}) == {"number": 2}
     )
 
 

@@ -78,7 +78,9 @@ def _success(planned: PlannedRollout, played: Played) -> Success:
     rollout = played.rollout
     reward = rollout.get("reward")
     if not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise InvalidRollout(f"the rollout has no numeric reward: reward is {reward!r}")
+        odd_fields = rollout.get(NON_FINITE_KEY_NAME) or ()  # null in JSON
+        shown = "NaN or infinite" if reward is None and "reward" in odd_fields else repr(reward)
+        raise InvalidRollout(f"the rollout has no numeric reward: reward is {shown}")
     odd: list[str] = []
     numbers = numeric_fields(rollout, odd)
     if odd:

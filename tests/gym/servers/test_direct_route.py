@@ -41,7 +41,6 @@ BODIES = [
     b'{"name": "ann", "note": "' + "größe 你好 🎈".encode() + b'"}',
     b'{"name": "ann", "big": 123456789012345678901234567890, "nested": {"a": [null, 1.0, 1e5, -0.0]}}',
     b'{"name": "\xff"}',
-    b'{"name": "half \\ud83d"}',
     b'{"longName": "ann"}',
     b'{"name": "ann", "name": "bob"}',
     b"[" * 100_000,
@@ -120,6 +119,21 @@ def test_every_body_is_accepted_or_refused_as_by_fastapi(path: str, body: bytes)
         expected = responses[-1]
         assert expected[0] == 500
     assert responses == [expected] * 3
+
+
+@pytest.mark.fast_path
+@pytest.mark.parametrize("path", ["/plain_item", "/plain_any", "/plain_loose"])
+def test_half_a_surrogate_pair_is_returned_by_direct_routes(path: str) -> None:
+    """FastAPI responds with 500, because it cannot write it."""
+    call = call_for(path, b'{"name": "half \\ud83d"}')
+
+    async def run() -> tuple[Observed | str, list[Observed]]:
+        return await plain_fastapi(call), await three_ways(call)
+
+    expected, (here, over_http, through_app) = asyncio.run(run())
+    assert isinstance(expected, str) and through_app[0] == 500
+    assert here == over_http and here[0] == 200
+    assert b"half \\ud83d" in here[2]
 
 
 @pytest.mark.parametrize(
