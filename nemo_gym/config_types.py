@@ -46,7 +46,7 @@ __all__ = [
 class BaseNeMoGymCLIConfig(BaseModel):
     """Base class of a command's settings. Validated from the whole configuration; other keys are ignored."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -126,7 +126,9 @@ class BenchmarkDatasetConfig(DatasetConfig):
 
 
 class BaseServerConfig(BaseModel):
-    """The address of a server."""
+    """The address of a server. A subclass may hold secrets: no error message contains its input."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     host: str
     port: int

@@ -11,6 +11,7 @@ _EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
 _MAX_ROLLOUT_ATTEMPTS = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
 _CACHE_HOME = "XDG_CACHE_HOME"
 _FORCE_FALLBACK = "NEMO_GYM_FORCE_FALLBACK"
+_POLICY_API_KEY = "POLICY_API_KEY"
 
 
 def extra_roots() -> tuple[Path, ...]:
@@ -35,6 +36,21 @@ def user_cache_dir() -> Path:
     """This user's cache folder, shared by all projects."""
     home = os.environ.get(_CACHE_HOME, "").strip()
     return (Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()) / "nemo_gym"
+
+
+def policy_api_key() -> str | None:
+    """The key of the policy's endpoint, which is thus neither in a file nor in the list of processes."""
+    return os.environ.get(_POLICY_API_KEY) or None
+
+
+def forget_policy_api_key() -> None:
+    """Remove the key once it has been read, so that no process that is started from here inherits it."""
+    os.environ.pop(_POLICY_API_KEY, None)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for our own child processes, which get their secrets through a pipe."""
+    return {name: value for name, value in os.environ.items() if name != _POLICY_API_KEY}
 
 
 def is_variable_set(name: str) -> bool:

@@ -21,6 +21,7 @@ from nemo_gym.config import (
     validate_fields,
 )
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
+from nemo_gym.environment_variables import forget_policy_api_key
 from nemo_gym.errors import ConfigError
 
 _LONGEST_LINE = 110
@@ -63,6 +64,7 @@ class Command(Generic[Options]):
         overrides = parse_arguments(arguments, string_fields(self.options), flag_fields(self.options))
         if self.reads_files:
             config = load_config(overrides=overrides)
+            forget_policy_api_key()
         else:
             config = GymConfig(
                 overrides.values, (), overrides.texts, config_paths=(), roots=component_roots()

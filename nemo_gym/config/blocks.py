@@ -21,7 +21,7 @@ from nemo_gym.types import SERVER_KINDS, ServerKind
 class ServerBlock(BaseModel):
     """The fields checked in every block: `BaseRunServerConfig` before host and port are known."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
 
     entrypoint: str = Field(min_length=1)
     host: str | None = Field(default=None, min_length=1)

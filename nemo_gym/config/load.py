@@ -20,8 +20,9 @@ from nemo_gym.config.resolve import fill_in, resolve
 from nemo_gym.config.roots import component_roots
 from nemo_gym.config.validation import validate_fields
 from nemo_gym.config.yaml_file import load_yaml_file
+from nemo_gym.environment_variables import policy_api_key
 from nemo_gym.errors import AlmostServerError
-from nemo_gym.types import CONFIG_PATHS_KEY_NAME, HEAD_SERVER_KEY_NAME
+from nemo_gym.types import CONFIG_PATHS_KEY_NAME, HEAD_SERVER_KEY_NAME, POLICY_API_KEY_KEY_NAME
 
 ENV_FILE = "env.yaml"
 COMMAND_LINE = "the command line"
@@ -72,14 +73,21 @@ def load_config(
     working_dir: Path | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> GymConfig:
-    """Merge, from lowest to highest: `defaults`, the files of `config_paths`, env.yaml in the working
-    directory, the overrides. `config_paths` in the overrides are added; without any, env.yaml's are used."""
+    """Merge, from lowest to highest: POLICY_API_KEY, `defaults`, the files of `config_paths`, env.yaml in the
+    working directory, the overrides. `config_paths` in the overrides are added; without any, env.yaml's are
+    used."""
     folder = working_dir or Path.cwd()
     paths = path_list(config_paths, COMMAND_LINE)
-    given = plain_data(defaults or {})
+    given = {**environment_defaults(), **plain_data(defaults or {})}
     return load_sources(
         Sources(paths, overrides or Overrides(), folder / ENV_FILE, component_roots(folder), given)
     )
+
+
+def environment_defaults() -> dict[str, Any]:
+    """The settings that environment variables have values for."""
+    key = policy_api_key()
+    return {} if key is None else {POLICY_API_KEY_KEY_NAME: key}
 
 
 def load_sources(sources: Sources) -> GymConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from nemo_gym.config.grammar import is_quoted, parse_value
 from nemo_gym.config.merge import deep_merge, merge_dotted, nested
 from nemo_gym.config.plain_data import plain_data
-from nemo_gym.config.secrets import MASK, is_secret_key, redact
+from nemo_gym.config.secrets import MASK, is_secret_key, is_secret_path, redact
 from nemo_gym.errors import ConfigSyntaxError
 from nemo_gym.types import (
     CONFIG_PATHS_KEY_NAME,
@@ -154,4 +154,4 @@ def _checked(source: str, key: str) -> str:
 
 def _shown(source: str) -> str:
     key, equals, _ = source.partition("=")
-    return repr(f"{key}={MASK}") if equals and is_secret_key(key) else repr(redact(source))
+    return repr(f"{key}={MASK}") if equals and is_secret_path(key) else repr(redact(source))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nemo_gym.config.hints import did_you_mean
 from nemo_gym.config.instances import block_of, instance_names
-from nemo_gym.config.load import ENV_FILE, Sources, load_sources
+from nemo_gym.config.load import ENV_FILE, Sources, environment_defaults, load_sources
 from nemo_gym.config.merge import deep_merge
 from nemo_gym.config.overrides import Overrides, overrides_from, parse_arguments
 from nemo_gym.config.ports import fill_ports
@@ -42,7 +42,8 @@ class GlobalConfigDictParser:
         """The resolved configuration, read-only, with a host and a port for every server."""
         config = parse_config or GlobalConfigDictParserConfig()
         folder = Path.cwd()
-        sources = Sources((), self._overrides(config), _env_path(config, folder), component_roots(folder), {})
+        overrides, roots = self._overrides(config), component_roots(folder)
+        sources = Sources((), overrides, _env_path(config, folder), roots, environment_defaults())
         return fill_ports(load_sources(sources)).values
 
     def _overrides(self, config: GlobalConfigDictParserConfig) -> Overrides:

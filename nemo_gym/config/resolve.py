@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_gym.config.directives import Path, dotted
 from nemo_gym.config.hints import Origins, defined_in, listed
 from nemo_gym.config.merge import MISSING
+from nemo_gym.config.secrets import is_secret_path
 from nemo_gym.config.unresolved import unmet_needs
 from nemo_gym.errors import ConfigError, ConfigMissingValuesError, ConfigSyntaxError
 
@@ -95,8 +96,9 @@ class _Resolution:
         try:
             return OmegaConf.create(self._root)
         except GrammarParseError as error:
+            reason = "" if is_secret_path(str(error.full_key)) else f"{str(error.msg).splitlines()[0]}: "
             raise ConfigSyntaxError(
-                f"{error.full_key}: {str(error.msg).splitlines()[0]}: not a valid interpolation; "
+                f"{error.full_key}: {reason}not a valid interpolation; "
                 r"write ${key}, or \${ for a literal ${"
             ) from error
         except OmegaConfBaseException as error:
@@ -114,6 +116,7 @@ class _Resolution:
             self._missing.setdefault(key, []).append(dotted(path))
         if not needs.keys and not needs.variables:
             reason = str(error).splitlines()[0]
+            what = "its text" if is_secret_path(dotted(path)) else f"{text!r}"
             raise ConfigError(
-                f"{dotted(path)}: {text!r} cannot be resolved: {reason}; correct the interpolation"
+                f"{dotted(path)}: {what} cannot be resolved: {reason}; correct the interpolation"
             ) from error

@@ -1,5 +1,6 @@
 """Validates configuration data with a pydantic class. One error names every wrong field."""
 
+import re
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from nemo_gym.config.hints import close_matches, listed
 from nemo_gym.config.instances import is_instance
 from nemo_gym.config.plain_data import plain_data
-from nemo_gym.config.secrets import MASK, is_secret_key, mask_secrets, redact
+from nemo_gym.config.secrets import MASK, is_secret_key, is_secret_path, mask_secrets, redact
 from nemo_gym.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 
 _NEAR_MISS = 0.8
+_NAMES = re.compile(r"([\w-]+)[\"']?\s*[:=]")
 
 
 def validate_fields(
@@ -122,8 +124,10 @@ def _allowed(detail: "ErrorDetails", model_class: type[BaseModel] | None) -> str
 
 
 def _shown(key: str, value: object) -> str:
-    if is_secret_key(key.rpartition(".")[2]):
+    if is_secret_path(key):
         return MASK
+    if isinstance(value, str) and any("key" in name or is_secret_key(name) for name in _NAMES.findall(value)):
+        return MASK  # a mapping that could not be parsed
     text = redact(value if isinstance(value, str) else repr(mask_secrets(value)))
     return text if len(text) <= 80 else f"{text[:77]}..."
 

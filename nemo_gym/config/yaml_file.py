@@ -20,6 +20,7 @@ _FLOAT = re.compile(
     |\.(?:nan|NaN|NAN))$""",
     re.X,
 )
+_TAG = re.compile(r"the tag '.*'")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _PLAIN = (str, int, float, bool, type(None))
 _FIXES = (
@@ -135,5 +136,6 @@ def _message(source: str, error: "yaml.MarkedYAMLError") -> str:
     mark = error.problem_mark or error.context_mark
     place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
     problem = ", ".join(part for part in (error.context, error.problem) if part)
+    problem = _TAG.sub("a tag", problem)  # a password that starts with `!` is read as one
     fix = next((fix for sign, fix in _FIXES if sign in problem), "correct the YAML there")
     return f"{place}: {problem}; {fix}"

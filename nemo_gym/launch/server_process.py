@@ -18,6 +18,7 @@ from typing import IO, Literal, NamedTuple
 
 from nemo_gym.codec import decode_json
 from nemo_gym.config import GymConfig, ServerInstance, dump_config
+from nemo_gym.environment_variables import child_environment
 from nemo_gym.errors import ComponentError, PortInUseError, ServerDiedError, ServerNotReadyError
 from nemo_gym.launch.logs import LogLines
 from nemo_gym.servers.serve import GRACE_S, listen
@@ -107,6 +108,7 @@ class ServerProcess:
             stdout=output,
             stderr=output,
             pass_fds=(listener.fileno(), status.fileno()),
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C in the terminal reaches only the parent
         )
 

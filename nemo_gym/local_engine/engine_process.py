@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from nemo_gym.environment_variables import child_environment
 from nemo_gym.errors import ConfigError
 from nemo_gym.local_engine.engine_settings import EngineSettings
 
@@ -46,6 +47,7 @@ class EngineProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C in the terminal goes to the owner only
         )
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None

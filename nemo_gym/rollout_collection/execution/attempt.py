@@ -14,7 +14,7 @@ import orjson
 from nemo_gym.activity import Activity, EndpointLimits, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json, encode_json
-from nemo_gym.config import redact
+from nemo_gym.config import redact, secret_values
 from nemo_gym.failures import Boundary
 from nemo_gym.http import ClientResponse, ServerCallError, retry_after_s
 from nemo_gym.metrics import numeric_fields
@@ -69,7 +69,8 @@ class Attempt:
             details = {"is_terminal": error.is_terminal, "is_kept": error.is_kept}
         elif isinstance(error, ServerCallError):
             details = {"status": error.origin_status, "retry_after_s": _requested_delay_s(error)}
-        message = redact(str(error) or repr(error), self.secrets)[:_LONGEST_MESSAGE]
+        secrets = {*self.secrets, *secret_values(decode_json(planned.line))}
+        message = redact(str(error) or repr(error), secrets)[:_LONGEST_MESSAGE]
         error_type = InvalidRollout if isinstance(error, InvalidRollout) else type(error)
         return Failure(planned.key, planned.agent_ref, kind, error_type.__name__, message, **details)
 

@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from nemo_gym.environment_variables import child_environment
 from nemo_gym.rollout_collection.execution.link import FromWorker, LinkClosedError, ToWorker
 from nemo_gym.rollout_collection.execution.worker import WorkerSetup
 
@@ -105,6 +106,7 @@ async def _spawn(*descriptors: int) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
         pass_fds=descriptors,
+        env=child_environment(),
         start_new_session=True,  # Ctrl-C in the terminal reaches only this process
     )
 

@@ -13,7 +13,7 @@ from nemo_gym.codec import decode_json
 from nemo_gym.config import MASK, mask_secrets, redact
 from nemo_gym.config.instances import instance_names
 from nemo_gym.config.plain_data import plain_data
-from nemo_gym.config.secrets import is_secret_key
+from nemo_gym.config.secrets import is_secret_path
 from nemo_gym.journal import write_whole
 
 _ADDRESSES = {"host", "port", "worker_ports", "num_workers", "datasets"}
@@ -56,7 +56,7 @@ _LONGEST = 80
 def _shown(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
         return "not set"
-    return MASK if is_secret_key(key.rpartition(".")[2]) else redact(repr(values[key]))
+    return MASK if is_secret_path(key) else redact(repr(values[key]))
 
 
 def _cut(*texts: str) -> list[str]:
@@ -134,7 +134,7 @@ class Manifest:
 
 def _is_of_endpoint(key: str) -> bool:
     name = key.rpartition(".")[2]
-    return name in _ENDPOINTS or name.endswith("base_url") or is_secret_key(name)
+    return name in _ENDPOINTS or name.endswith("base_url") or is_secret_path(key)
 
 
 def _json_text(data: Mapping[str, Any]) -> str:
