@@ -198,12 +198,9 @@ class new_file:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            prefix = f".{path.name.lstrip('.')}."  # `remove_leftovers` searches for this prefix
-            descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
+            descriptor, self._temporary = new_temporary(path)
         except OSError as error:
             raise cannot_write(path, error) from error
-        os.fchmod(descriptor, 0o666 & ~_umask())
-        self._temporary = Path(name)
         self._file: IO[bytes] = os.fdopen(descriptor, "wb", 1 << 18)
 
     def __enter__(self) -> IO[bytes]:
@@ -226,6 +223,14 @@ class new_file:
             with suppress(OSError):
                 self._file.close()
             self._temporary.unlink(missing_ok=True)
+
+
+def new_temporary(path: Path) -> tuple[int, Path]:
+    """A new file beside this one: its descriptor and its path."""
+    prefix = f".{path.name.lstrip('.')}."  # `remove_leftovers` searches for this prefix
+    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
+    os.fchmod(descriptor, 0o666 & ~_umask())
+    return descriptor, Path(name)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> None:

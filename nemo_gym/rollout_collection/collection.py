@@ -25,9 +25,10 @@ from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
+from nemo_gym.rollout_collection.recording.output_lock import OutputLock, exclusive
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts
-from nemo_gym.rollout_collection.recording.status_file import StatusFile, exclusive
+from nemo_gym.rollout_collection.recording.status_file import StatusFile
 from nemo_gym.rollout_collection.recording.waiting import ServedLimits
 from nemo_gym.rollout_collection.results.collected import Collected
 from nemo_gym.rollout_collection.results.run_metrics import (
@@ -86,8 +87,8 @@ class Collection:
     async def run(self) -> Collected:
         self._executor_kind.check(self._servers)
         prepare_folder(self._config, self._policy.roots)
-        with exclusive(self._output) as status:
-            prepared = self._prepare()
+        with exclusive(self._output) as lock, StatusFile(self._output) as status:
+            prepared = self._prepare(lock)
             planned_by_agent = prepared.planned_by_agent()
             progress = _new_progress(prepared)
             async with AsyncExitStack() as opened:
@@ -98,7 +99,7 @@ class Collection:
                     await self._measure(collected, prepared, planned_by_agent, client, opened)
                 return collected
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self, lock: OutputLock) -> Prepared:
         """Plan, or resume."""
         config, note = self._config, self._display.note
         trackers = tracker_config(config, self._servers.values)
@@ -109,7 +110,7 @@ class Collection:
         ]:
             note(line)
         self._servers.check_settings()  # before an earlier run is set aside
-        prepared = prepare(config, self._servers, self._policy, note)
+        prepared = prepare(config, self._servers, self._policy, note, lock)
         if not prepared.is_resumed:
             note(f"{counted(prepared.work.to_run, 'rollout')} to run")
         return prepared

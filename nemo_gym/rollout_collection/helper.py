@@ -28,6 +28,7 @@ from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows
 from nemo_gym.rollout_collection.planning.remaining import read_plan, remaining_work
+from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client
@@ -93,7 +94,8 @@ class RolloutCollectionHelper(BaseModel):
     ) -> tuple[list[Row], list[Row], list[Row], list[list[bytes]]]:
         """An earlier run: the rows that remain, the rows that are done, their results, and those as lines."""
         output, plan = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
-        repair_output(output)
+        with exclusive(output):  # a repair would spoil the line that another process is writing
+            repair_output(output)
         lines = [line.data.strip() for line in read_lines(output)]
         results = {_packed_key(record): record for record in map(parsed, lines)}
         past, _ = recover_failures(failures_path_for(output))

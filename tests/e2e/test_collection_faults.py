@@ -99,6 +99,39 @@ def test_second_collector_on_the_same_output_is_rejected_and_the_first_continues
     assert runs.adder.request_counts.total() == 12
 
 
+def test_second_collector_is_rejected_whatever_happens_to_the_files_of_the_first(
+    runs: CollectionRuns,
+) -> None:
+    runs.adder.override = gate = Gate(6)
+    first = runs.start(num_samples_in_parallel=1)
+    first.wait_until(lambda: gate.waiting == 1)
+    status, precious = status_path_for(runs.output), runs.folder / "precious"
+    precious.write_text("precious")
+
+    def reject_all() -> None:
+        for second in (runs.start(), runs.resume()):
+            assert second.wait() == 2 and "is collecting into" in second.output, second.output
+
+    status.unlink()
+    reject_all()
+    status.unlink(missing_ok=True)
+    status.symlink_to(precious)
+    reject_all()
+    for name, link in (("hard.jsonl", os.link), ("symbolic.jsonl", os.symlink)):
+        other = runs.folder / "elsewhere" / name
+        other.parent.mkdir(exist_ok=True)
+        link(runs.output, other)
+        for second in (runs.start(output_jsonl_fpath=other), runs.resume(output_jsonl_fpath=other)):
+            assert second.wait() == 2
+            assert f"another process is collecting into {other}" in second.output, second.output
+    assert sorted(path.name for path in other.parent.iterdir()) == ["hard.jsonl", "symbolic.jsonl"]
+    gate.open()
+    assert first.wait() == 0
+    runs.check_complete()
+    assert runs.adder.request_counts.total() == 12
+    assert precious.read_text() == "precious"
+
+
 class Gate:
     """Holds back the responses to all questions from a number on until it is opened."""
 

@@ -1,11 +1,12 @@
 """Environments whose code hangs, exits or ignores its cancellation: no rollout stops a run."""
 
+import os
 import signal
 
 import pytest
 
 from scripts.scripted_endpoint import Output, function_call
-from tests.support.collecting import MODEL, CollectionRuns
+from tests.support.collecting import MODEL, CollectionRuns, slow
 from tests.support.commands import processes_in, wait_until
 from tests.support.components import write_files
 
@@ -231,3 +232,28 @@ def test_blocked_worker_ends_when_its_driver_is_killed(runs: CollectionRuns) -> 
     collector.kill()
     assert wait_until(lambda: not processes_in(runs.folder))
     behave(runs)
+
+
+FORKS = """
+import os, signal
+async def fork(self):
+    if not os.fork():
+        signal.pause()
+Server.misbehave = fork
+"""
+
+
+def test_process_that_a_verifier_forked_does_not_keep_the_output_of_a_killed_run(
+    runs: CollectionRuns,
+) -> None:
+    runs = unruly(runs, FORKS)
+    runs.adder.override = slow
+    collector = runs.start(num_samples_in_parallel=1)
+    collector.wait_until(lambda: 3 in runs.recorded())
+    assert runs.resume().wait() == 2
+    collector.kill()
+    [left] = processes_in(runs.folder)
+    try:
+        behave(runs)
+    finally:
+        os.kill(left, signal.SIGKILL)

@@ -99,7 +99,7 @@ def _resumption_lines(
     """How the run would be continued. Raises the errors that a run would raise."""
     if resumption is None:
         missing = " and ".join(missing_to_resume(config))
-        return [f"Nothing to resume: {missing} not found. The run would start from the beginning."]
+        return [f"Nothing to resume: {missing} not found or empty. The run would start from the beginning."]
     changes = resumption.changes(servers)
     if changes and not config.allow_changed_inputs:
         raise ChangedInputsError(

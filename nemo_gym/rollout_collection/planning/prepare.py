@@ -29,6 +29,7 @@ from nemo_gym.rollout_collection.planning.remaining import (
     whole_plan,
 )
 from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
+from nemo_gym.rollout_collection.recording.output_lock import OutputLock
 from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
 from nemo_gym.rollout_collection.recording.scan import Found, recover_output
 from nemo_gym.rollout_collection.run_servers import Servers
@@ -94,25 +95,41 @@ def _cannot_write(output: Path, reason: str) -> ConfigError:
 
 
 def missing_to_resume(config: RolloutCollectionConfig) -> list[str]:
-    """The missing files without which an earlier run cannot be resumed."""
-    files = (config.materialized_jsonl_fpath, Path(config.output_jsonl_fpath))
-    return [str(path) for path in files if not path.exists()]
+    """The files of an earlier run that are needed to resume it and do not exist, or record nothing."""
+    plan, output = config.materialized_jsonl_fpath, Path(config.output_jsonl_fpath)
+    has_outcomes = output.exists() and any(map(_has_content, (output, failures_path_for(output))))
+    return [
+        *([] if plan.exists() else [str(plan)]),
+        *([] if has_outcomes else [str(output)]),
+    ]
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def prepare(
-    config: RolloutCollectionConfig, servers: Servers, policy: CollectionPolicy, note: Note
+    config: RolloutCollectionConfig,
+    servers: Servers,
+    policy: CollectionPolicy,
+    note: Note,
+    lock: OutputLock,
 ) -> Prepared:
     """Write a new plan, or resume the earlier run."""
     if config.resume_from_cache:
         missing = missing_to_resume(config)
         if not missing:
-            return _Resumption(config, servers, policy, note).prepare()
-        note(f"Nothing to resume: {' and '.join(missing)} not found. Starting a new run.")
-    return _start_new_run(config, servers, policy, note)
+            return _Resumption(config, servers, policy, note, lock).prepare()
+        note(f"Nothing to resume: {' and '.join(missing)} not found or empty. Starting a new run.")
+    return _start_new_run(config, servers, policy, note, lock)
 
 
 def _start_new_run(
-    config: RolloutCollectionConfig, servers: Servers, policy: CollectionPolicy, note: Note
+    config: RolloutCollectionConfig,
+    servers: Servers,
+    policy: CollectionPolicy,
+    note: Note,
+    lock: OutputLock,
 ) -> Prepared:
     output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
     with new_file(materialized) as file:
@@ -121,7 +138,9 @@ def _start_new_run(
         for warning in plan.warnings():
             note(warning)
         file.flush()  # a full disk is noticed before the earlier run is set aside
-        moved = set_aside(files_of_run(output))
+        moved = set_aside([output])
+        lock.follow()
+        moved += set_aside([path for path in files_of_run(output) if path != output])
     if moved:
         names = ", ".join(path.name for path in moved)
         hint = "" if config.resume_from_cache else " (+resume_from_cache=true would have continued it)"
@@ -139,6 +158,7 @@ class _Resumption:
     servers: Servers
     policy: CollectionPolicy
     note: Note
+    lock: OutputLock
 
     def __post_init__(self) -> None:
         self.output = Path(self.config.output_jsonl_fpath)
@@ -151,8 +171,7 @@ class _Resumption:
         ).resumed(earlier)
         changed = earlier.changed_servers(self.servers.values) if earlier is not None else []
         manifest.data["materialized_inputs"] = self._checked_inputs(earlier, changed)
-        found, recovery = recover_output(self.output)
-        self._report_repair(self.output, recovery)
+        found = self._recovered_output()
         failures = failures_path_for(self.output)
         past, recovery = recover_failures(failures)
         self._report_repair(failures, recovery)
@@ -199,9 +218,7 @@ class _Resumption:
 
         Failures of inputs that have changed no longer count.
         """
-        found, recovery = recover_output(self.output)
-        self._report_repair(self.output, recovery)
-        played, changed = set(found.index.keys), set()
+        played, changed = set(self._recovered_output().index.keys), set()
         before = {
             packed_key_of(line.data, self.materialized): line.offset for line in read_lines(self.materialized)
         }
@@ -218,6 +235,12 @@ class _Resumption:
         failures = failures_path_for(self.output)
         self._report_repair(failures, forget_failures(failures, changed - played))
         return _digest(candidate)
+
+    def _recovered_output(self) -> Found:
+        found, recovery = recover_output(self.output)
+        self.lock.follow()  # a repair may have replaced the file
+        self._report_repair(self.output, recovery)
+        return found
 
     def _refuse(self, changed: list[str]) -> None:
         if not changed:

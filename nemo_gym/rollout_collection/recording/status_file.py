@@ -1,35 +1,34 @@
-"""The status file of a running collection. It also keeps a second collection away from the same output.
+"""The status file of a running collection, for `ng_status`. It only informs: nothing depends on it.
 
-The collection locks the file that it writes. A lock ends with its process, however that ends, so an unlocked
-file is a leftover.
+It is always a file that this collection has created, never one that was there before. It is locked while the
+collection runs, so an unlocked status file is a leftover.
 """
 
-import fcntl
-import logging
 import os
 import socket
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from nemo_gym.codec import decode_json, encode_json
-from nemo_gym.errors import OutputInUseError
-from nemo_gym.journal import cannot_write, remove_leftovers
-from nemo_gym.path_utils import files_of_run, status_path_for
-
-logger = logging.getLogger(__name__)
+from nemo_gym.journal import new_temporary
+from nemo_gym.path_utils import status_path_for
+from nemo_gym.rollout_collection.recording import file_lock
 
 _LOOKS = 10
-"""Times, 20 ms apart, to try to lock or read a file that another process uses for a moment."""
+"""Times, 20 ms apart, to read a file that is just being written."""
+_MOST_BYTES = 1 << 20
 
 
 class StatusFile:
-    """An open and locked status file."""
+    """The status of one collection; deleted at the end."""
 
-    def __init__(self, descriptor: int, output: Path) -> None:
-        self._descriptor = descriptor
+    def __init__(self, output: Path) -> None:
+        self._path = status_path_for(output).absolute()  # the working directory may change
+        self._descriptor: int | None = None
         self._about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -39,90 +38,75 @@ class StatusFile:
 
     def write(self, **entries: Any) -> None:
         """Replace the content. It only informs, so a full disk does not matter."""
+        if not self._is_ours:
+            return
         data = encode_json({**self._about, "time": time.time(), **entries})
         with suppress(OSError):
-            os.pwrite(self._descriptor, data, 0)
-            os.ftruncate(self._descriptor, len(data))
+            if self._descriptor is None or not file_lock.is_at(self._descriptor, self._path):
+                self._publish(data)
+            else:
+                os.pwrite(self._descriptor, data, 0)
+                os.ftruncate(self._descriptor, len(data))
 
-
-@contextmanager
-def exclusive(output: Path) -> Iterator[StatusFile]:
-    """Reserve the output for this process."""
-    path = status_path_for(output)
-    descriptor = _locked(path, output)
-    try:
-        remove_leftovers(files_of_run(output))
-        status = StatusFile(descriptor, output)
-        status.write()
-        yield status
-    finally:
-        with suppress(OSError):
-            path.unlink()
-        os.close(descriptor)
-
-
-def _locked(path: Path, output: Path) -> int:
-    while True:
+    def _publish(self, data: bytes) -> None:
+        """Write a new file, which replaces whatever has its name; a link is not followed."""
+        descriptor, temporary = new_temporary(self._path)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise cannot_write(output, error) from error
-        try:
-            _lock(descriptor)
-        except BlockingIOError as error:
-            about = _content(path) or {}
-            os.close(descriptor)
-            who = f"process {about['pid']} on {about['host']}" if "pid" in about else "another process"
-            raise OutputInUseError(
-                f"{who} is collecting into {output}; wait until it has finished, or choose another "
-                "+output_jsonl_fpath="
-            ) from error
-        except OSError as error:
-            logger.warning("cannot lock %s: %s; make sure that no other run uses this output", path, error)
-        if _is_same(descriptor, path):
-            return descriptor
-        os.close(descriptor)  # its owner removed it between our two steps
+            with suppress(OSError):  # not supported by some file systems
+                file_lock.lock(descriptor)
+            os.write(descriptor, data)
+            temporary.replace(self._path)
+        except OSError:
+            file_lock.close(descriptor)
+            temporary.unlink(missing_ok=True)
+            raise
+        self._close()
+        self._descriptor = descriptor
 
+    @property
+    def _is_ours(self) -> bool:
+        """False in a process that was forked from that of the collection."""
+        return os.getpid() == self._about["pid"]
 
-def _lock(descriptor: int) -> None:
-    """Take the lock. A process that only reads a status file holds it for a moment."""
-    for _ in range(_LOOKS):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(0.02)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            file_lock.close(self._descriptor)
 
+    def __enter__(self) -> "StatusFile":
+        self.write()
+        return self
 
-def _is_same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.fstat(descriptor).st_ino == path.stat().st_ino
-    except FileNotFoundError:
-        return False
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_ours and self._descriptor is not None:
+            if file_lock.is_at(self._descriptor, self._path):
+                with suppress(OSError):
+                    self._path.unlink()
+            self._close()
 
 
 def read_status(path: Path) -> dict[str, Any] | None:
     """The status of a running collection; None if none is running."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None  # not locked: a leftover
-    except OSError:
-        return _content(path)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not file_lock.is_locked(descriptor):
+            return None
+        return _content(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _content(path: Path) -> dict[str, Any] | None:
+def _content(descriptor: int) -> dict[str, Any] | None:
     """The content, read again if it was just being written."""
     for _ in range(_LOOKS):
         try:
-            content = decode_json(path.read_bytes())
+            content = decode_json(os.pread(descriptor, _MOST_BYTES, 0))
             return content if isinstance(content, dict) else None
-        except OSError:
+        except (OSError, RecursionError):
             return None
         except ValueError:
             time.sleep(0.02)
