@@ -18,7 +18,7 @@ from nemo_gym.config.hints import close_matches
 from nemo_gym.errors import InputError
 from nemo_gym.metrics import Columns
 from nemo_gym.metrics.statistics import Floats, Places, as_floats, present
-from nemo_gym.metrics.uncertainty import CONFIDENCE, Difference, estimate_task_mean, paired_difference
+from nemo_gym.metrics.uncertainty import CONFIDENCE, Difference, Range, estimate_task_mean, paired_difference
 from nemo_gym.records import BadLines, Key, packed
 from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
 from nemo_gym.rollout_collection.recording.scan import find_rollouts
@@ -265,9 +265,11 @@ class _Side:
         return as_floats(present(self.columns.values(name)))
 
     def summary(self, name: str, means: Floats, counts: Floats, *, is_binary: bool) -> Summary:
-        estimate = estimate_task_mean(means, are_shares=is_binary)
+        values = self.present(name)
+        within = Range.of_values(float(values.min()), float(values.max()))
+        estimate = estimate_task_mean(means, are_shares=is_binary, within=within)
         with np.errstate(all="ignore"):
-            total = float(self.present(name).sum())
+            total = float(values.sum())
         return Summary(estimate.mean, estimate.low, estimate.high, int(counts.sum()), total)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.statistics import ByTask, Floats, Statistics, of_rows, overall
-from nemo_gym.metrics.uncertainty import Estimate, around
+from nemo_gym.metrics.uncertainty import Estimate, Range, around
 from nemo_gym.types import TASK_INDEX_KEY_NAME
 
 REWARD = "reward"
@@ -219,7 +219,8 @@ def _estimate(column: "array[float]", found: Statistics, by_task: ByTask) -> Est
     is_binary = {found.min, found.max} <= {0.0, 1.0} and bool(
         np.isin(values[~np.isnan(values)], (0, 1)).all()
     )
-    return around(found.mean, std_err, tasks, shares=size if is_binary else None)
+    shares, within = size if is_binary else None, Range.of_values(found.min, found.max)
+    return around(found.mean, std_err, tasks, shares=shares, within=within)
 
 
 _NO_VALUES = array("d")

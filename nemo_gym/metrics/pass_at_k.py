@@ -12,10 +12,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, chain, islice, repeat, zip_longest
 from typing import Any, SupportsFloat
 
-from nemo_gym.metrics.uncertainty import estimate_task_mean
+from nemo_gym.metrics.uncertainty import Estimate, Range, estimate_task_mean
 from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
 
 Rollouts = Sequence[dict[str, Any]]
@@ -61,12 +62,14 @@ def compute_pass_majority_metrics(
     metrics: dict[str, Any] = {}
     for name in names:
         groups = _values(scores, name)
-        are_shares = all(map(_is_binary, groups))
-        _put_every_k(metrics, _PASS, name, _columns(map(_pass_curve, groups)), are_shares)
-        _put_every_k(metrics, _AVERAGE, name, _extended_columns(map(_mean_curve, groups), max_k), are_shares)
+        estimated = partial(
+            estimate_task_mean, are_shares=all(map(_is_binary, groups)), within=_range_of(groups)
+        )
+        _put_every_k(metrics, _PASS, name, _columns(map(_pass_curve, groups)), estimated)
+        _put_every_k(metrics, _AVERAGE, name, _extended_columns(map(_mean_curve, groups), max_k), estimated)
         if answer_key is not None:
             votes = _extended_columns(_majority_curves(tasks, scores, name, answer_key), max_k)
-            _put_every_k(metrics, _MAJORITY, name, votes, are_shares)
+            _put_every_k(metrics, _MAJORITY, name, votes, estimated)
     runs = {name: _means_of_runs(scores, name) for name in names}
     for name, means in runs.items():
         _put_spread_across_runs(metrics, name, means)
@@ -299,12 +302,21 @@ def _extended_columns(curves: Iterable[Curve], max_k: int) -> Iterator[Sequence[
     return islice(zip(*(chain(curve, repeat(curve[-1])) for curve in curves), strict=False), max_k)
 
 
+def _range_of(groups: Sequence[Sequence[float]]) -> Range:
+    values = [*chain.from_iterable(groups)]
+    return Range.of_values(min(values, default=0.0), max(values, default=0.0))
+
+
 def _put_every_k(
-    metrics: dict[str, Any], pattern: str, name: str, columns: Iterable[Sequence[float]], are_shares: bool
+    metrics: dict[str, Any],
+    pattern: str,
+    name: str,
+    columns: Iterable[Sequence[float]],
+    estimated: Callable[[Sequence[float]], Estimate],
 ) -> None:
     for k, values in enumerate(columns, 1):
         metric = f"{pattern.format(k=k)}/{name}"
-        estimate = estimate_task_mean(values, are_shares=are_shares).scaled(100)
+        estimate = estimated(values).scaled(100)
         _put_finite(metrics, {metric: estimate.mean, **estimate.named(metric)})
 
 

@@ -8,6 +8,9 @@ For values between 0 and 1 that interval is wrong near the ends: it goes beyond 
 independent rollouts), the exact Clopper-Pearson interval is used instead. Its number of trials is the number
 of independent rollouts with the same standard error (Korn and Graubard), or the number of tasks if all values
 are equal.
+
+No interval leaves the range of its quantity (`Range`). It is cut off there: the values beyond are impossible,
+so this never removes the true mean.
 """
 
 import math
@@ -32,6 +35,27 @@ _NEGLIGIBLE = 1e-9
 """An end of an interval this close to 0 or 1 is reported as 0 or 1."""
 ERRORS = ("std_err", "ci95_low", "ci95_high")
 """The uncertainties of a metric, reported as `<metric>/<error>`."""
+
+
+class Range(NamedTuple):
+    """What the values of a quantity, and so its mean, can be."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of_values(cls, least: float, largest: float) -> "Range":
+        """The range of a quantity that has these extreme values.
+
+        0 to 1 if all values are within it, as rewards and shares are; at least 0 if no value is negative, as
+        with counts, tokens and durations; otherwise unlimited.
+        """
+        if least >= 0:
+            return cls(0.0, 1.0 if largest <= 1 else math.inf)
+        return _UNLIMITED
+
+
+_UNLIMITED = Range(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +107,32 @@ def estimate_mean(totals: "Numbers", counts: "Numbers", *, are_shares: bool = Fa
     return around(mean, std_err, tasks, shares=size if are_shares else None)
 
 
-def estimate_task_mean(values: "Numbers", *, are_shares: bool = False) -> Estimate:
-    """The mean of one value per task."""
+def estimate_task_mean(
+    values: "Numbers", *, are_shares: bool = False, within: Range = _UNLIMITED
+) -> Estimate:
+    """The mean of one value per task; `within` is the range of the quantity."""
     numbers = np.asarray(values, float)
     if len(numbers) > 1 and numbers.min() == numbers.max():  # an error of exactly 0, without rounding
         return around(float(numbers[0]), 0.0, len(numbers), shares=len(numbers) if are_shares else None)
     mean = estimate_mean(numbers, np.ones(len(numbers)))
-    if mean.std_err is None or not are_shares:
+    if mean.std_err is None:
         return mean
-    return around(mean.mean, mean.std_err, mean.tasks, shares=math.inf)
+    shares = math.inf if are_shares else None
+    return around(mean.mean, mean.std_err, mean.tasks, shares=shares, within=within)
 
 
-def around(mean: float, std_err: float, tasks: int, *, shares: float | None = None) -> Estimate:
-    """The estimate with this standard error, over at least two tasks. For values between 0 and 1, `shares` is
-    the number of values, infinity if unknown."""
+def around(
+    mean: float,
+    std_err: float,
+    tasks: int,
+    *,
+    shares: float | None = None,
+    within: Range = _UNLIMITED,
+) -> Estimate:
+    """The estimate with this standard error, over at least two tasks, `within` the range of the quantity. For
+    values between 0 and 1, `shares` is the number of values, infinity if unknown."""
     reach = critical_t(tasks - 1, CONFIDENCE)
-    low, high = mean - reach * std_err, mean + reach * std_err
+    low, high = max(mean - reach * std_err, within.low), min(mean + reach * std_err, within.high)
     if shares is not None:
         size = _independent(mean, std_err, tasks, shares)
         if not std_err or min(mean, 1 - mean) * size < _FEW:

@@ -42,7 +42,7 @@ _COMPUTATION_S = 600.0
 _LONGEST_REASON = 300
 _GROUPS_A_PIECE = 200
 NO_SERVER = "no server was available; compute them with ng_aggregate_rollouts '+config_paths=[…]'"
-_FORMULAS = b"1"
+_FORMULAS = b"2"
 """Increase it when the program writes a different file for the same rollouts."""
 
 

@@ -234,6 +234,8 @@ def slow_uncertainty(name: str, values: list[float], tasks: list[int], mean: flo
     error = math.sqrt(math.fsum(total**2 for total in totals) * groups / (groups - 1)) / len(values)
     reach = {2: 12.706204736174694, 3: 4.302652729911275, 4: 3.182446305283708}[groups] * error
     low, high = mean - reach, mean + reach
+    if min(values) >= 0:  # the interval stays within the range of the values
+        low, high = max(low, 0.0), min(high, 1.0) if max(values) <= 1 else high
     if {*values} <= {0.0, 1.0}:  # tested in tests/gym/metrics/test_uncertainty.py
         seen = estimate_mean(
             [sum(v for v, t in zip(values, tasks, strict=True) if t == group) for group in sorted({*tasks})],

@@ -138,3 +138,20 @@ def test_field_of_the_rollout_replaces_token_usage_of_the_same_name(hiding: Any)
     usage = {"input_tokens": 3, "output_tokens": 4}
     assert numeric_fields({"response": {"usage": usage}, "input_tokens": hiding}) == {"output_tokens": 4.0}
     assert numeric_fields({"response": {"usage": usage}, "input_tokens": 5})["input_tokens"] == 5.0
+
+
+def test_interval_of_tokens_is_not_negative_and_that_of_rewards_is_within_0_and_1() -> None:
+    rollouts = [
+        {
+            "_ng_task_index": task,
+            "_ng_rollout_index": 0,
+            "reward": reward,
+            "output_tokens": tokens,
+            "gain": gain,
+        }
+        for task, (reward, tokens, gain) in enumerate([(0.9, 3, -1.0), (1.0, 5, 0.0), (0.3, 900, 90.0)])
+    ]
+    metrics = columns_of(rollouts).metrics()
+    assert metrics["mean/output_tokens/ci95_low"] == 0.0
+    assert metrics["mean/reward/ci95_high"] == 1.0
+    assert metrics["mean/gain/ci95_low"] < -1.0

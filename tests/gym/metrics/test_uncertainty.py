@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nemo_gym.metrics.student import critical_t
 from nemo_gym.metrics.uncertainty import (
     Estimate,
+    Range,
     estimate_mean,
     estimate_task_mean,
     paired_difference,
@@ -165,6 +166,48 @@ def coverage(rewards_R_G_N: np.ndarray, truth: float, *, tasks: int) -> float:
 
 
 RUNS = 2000
+
+
+@pytest.mark.parametrize(
+    ("least", "largest", "within"),
+    [
+        (0.0, 1.0, (0.0, 1.0)),
+        (0.2, 0.4, (0.0, 1.0)),
+        (0.0, 900.0, (0.0, math.inf)),
+        (-1.0, 1.0, (-math.inf, math.inf)),
+        (-3.0, -2.0, (-math.inf, math.inf)),
+        (math.nan, math.nan, (-math.inf, math.inf)),
+    ],
+)
+def test_range_of_a_quantity_follows_from_its_values(
+    least: float, largest: float, within: tuple[float, float]
+) -> None:
+    assert Range.of_values(least, largest) == within
+
+
+def test_interval_stays_within_the_range_and_is_otherwise_unchanged() -> None:
+    tokens = [3.0, 5.0, 900.0]
+    free, counts = estimate_task_mean(tokens), estimate_task_mean(tokens, within=Range(0, math.inf))
+    assert interval_of(free)[0] < 0
+    assert interval_of(counts) == (0.0, interval_of(free)[1])
+    assert counts.std_err == free.std_err
+    rewards = [0.9, 1.0, 0.3]
+    assert interval_of(estimate_task_mean(rewards))[1] > 1
+    low, high = interval_of(estimate_task_mean(rewards, within=Range(0, 1)))
+    assert 0 <= low < high == 1
+
+
+@pytest.mark.parametrize(("tasks", "at_least"), [(3, 0.85), (40, 0.92)])
+def test_cutting_an_interval_off_at_its_range_never_loses_the_true_mean(tasks: int, at_least: float) -> None:
+    """Token counts are skewed: with few tasks Student's interval covers less than 95 %, cut off or not."""
+    rng = np.random.default_rng(24)
+    runs = rng.gamma(1.0, 100.0, (RUNS, tasks))
+    free = [interval_of(estimate_task_mean(run)) for run in runs]
+    cut = [interval_of(estimate_task_mean(run, within=Range.of_values(run.min(), run.max()))) for run in runs]
+    covered = [low <= 100.0 <= high for low, high in cut]
+    assert covered == [low <= 100.0 <= high for low, high in free]
+    assert min(low for low, _ in cut) >= 0.0
+    assert np.mean(covered) > at_least
 
 
 def test_interval_contains_the_true_mean_in_95_percent_of_runs() -> None:
