@@ -1,11 +1,11 @@
 """A progress bar on a terminal, drawn by `tqdm`. Import this module when a bar is first shown."""
 
-import os
-import shutil
 from threading import RLock
 from typing import TextIO
 
 from tqdm import tqdm
+
+from nemo_gym.text_fit import terminal_columns
 
 
 class _Line(tqdm):  # type: ignore[misc]  # tqdm comes without types
@@ -53,8 +53,4 @@ def _columns(stream: TextIO) -> int:
 
     tqdm can find this out too, but takes the 0 columns of a terminal without a known size literally.
     """
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # not a terminal of the operating system
-        columns = 0
-    return (columns or shutil.get_terminal_size((120, 24)).columns) - 1
+    return terminal_columns(stream) - 1

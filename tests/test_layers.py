@@ -35,6 +35,7 @@ LAYERS = [
     {"http"},
     {"openai_utils"},
     {"formats"},
+    {"text_fit"},
     {"config_types", "path_utils", "terminal", "progress_bar", "extras", "responses_converter"},
     {"config", "journal"},
     {"records"},

@@ -18,6 +18,7 @@ from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.display.end_report import entries_data, metrics_lines
 from nemo_gym.rollout_collection.results.aggregate import Aggregation, aggregate_shards, load_shards
+from nemo_gym.text_fit import Screen
 
 
 class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):
@@ -76,7 +77,7 @@ def _data(done: Aggregation | None) -> dict[str, Any]:
 
 
 def _show(done: Aggregation) -> None:
-    for line in metrics_lines(done.entries):
+    for line in metrics_lines(done.entries, Screen.of(sys.stdout)):
         print(line)
     if done.merged_path is not None:
         print(f"Rollouts: {done.merged_path}")

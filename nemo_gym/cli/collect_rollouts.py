@@ -24,6 +24,7 @@ from nemo_gym.rollout_collection.display.dry_run import dry_run
 from nemo_gym.rollout_collection.display.end_report import RESUME_HINT, report, report_data
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.run_servers import choose_servers, servers_in_sight
+from nemo_gym.text_fit import Screen
 
 _LEAVE_S = 2.0
 """How long the process waits for code of environments that is still running when the work is done."""
@@ -67,7 +68,7 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
         if options.json_output:
             print(json.dumps(report_data(collected), indent=2), flush=True)
         else:
-            print("\n".join(report(collected)), flush=True)
+            print("\n".join(report(collected, Screen.of(sys.stdout))), flush=True)
     except BrokenPipeError:  # the reader has closed the pipe; the exit code still reports the result
         discard_output()
     exit_code = 0 if collected.ledger.is_complete and not collected.warnings else 1

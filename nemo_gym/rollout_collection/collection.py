@@ -14,7 +14,7 @@ from nemo_gym.errors import JournalError, NeMoGymError
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.description import described
-from nemo_gym.rollout_collection.display.progress import Progress
+from nemo_gym.rollout_collection.display.progress import Progress, throughput
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.executor import Executor
 from nemo_gym.rollout_collection.execution.executor_table import OpenedExecutor, executor_named
@@ -94,7 +94,9 @@ class Collection:
             async with AsyncExitStack() as opened:
                 with self._recorder(prepared, progress) as recorder:
                     client = await self._execute(prepared, recorder, progress, status, opened)
+                    taken = throughput(progress)
                 collected = self._collected(prepared, recorder)
+                collected.throughput = taken
                 if not self._config.disable_aggregation and len(collected.rollouts):
                     await self._measure(collected, prepared, planned_by_agent, client, opened)
                 return collected

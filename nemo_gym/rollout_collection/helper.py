@@ -32,6 +32,7 @@ from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client
+from nemo_gym.text_fit import Screen
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 Row = dict[str, Any]
@@ -56,7 +57,7 @@ class RolloutCollectionHelper(BaseModel):
             return []
         servers = served_by(self.setup_server_client())
         collected = await Collection(config, servers, display, _policy()).run()
-        display.note("\n".join(report(collected)))
+        display.note("\n".join(report(collected, Screen.of(sys.stderr))))
         return collected.rollouts
 
     def _servers_in_sight(self) -> Servers | None:

@@ -1,42 +1,36 @@
 """The result of a run, as lines for people and as data."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from nemo_gym.metrics.headline import between, headline, warnings
-from nemo_gym.metrics.summary import Bin, Summary
-from nemo_gym.metrics.uncertainty import ERRORS
 from nemo_gym.path_utils import (
     aggregate_metrics_path_for,
     failures_path_for,
     manifest_path_for,
     materialized_path_for,
 )
+from nemo_gym.rollout_collection.display.agent_screen import agent_screen, shown_key_metrics
+from nemo_gym.rollout_collection.display.quantities import duration, short_number
 from nemo_gym.rollout_collection.results.agent_metrics import Entry
-from nemo_gym.rollout_collection.results.collected import Collected
-from nemo_gym.terminal import bar_chart, one_line, step, table
+from nemo_gym.rollout_collection.results.collected import Collected, Throughput
+from nemo_gym.terminal import one_line
+from nemo_gym.text_fit import Screen, cut, height_of, shortened, wrapped
 
 RESUME_HINT = "The same command with +resume_from_cache=true runs the missing rollouts."
-_BAR_WIDTH = 40
-_BESIDE_A_MEAN = ("median", "std", "min", "max")
+_ONLY_DATA = "Manifest"
+"""The file that is not named on the screen."""
 
 
-def report(collected: Collected) -> list[str]:
-    """Key metrics, the ledger with the most frequent errors, the files, and what to do next."""
-    ledger = collected.ledger
-    lines = metrics_lines(collected.entries or [])
-    if reason := collected.stopped_by or collected.limit_reached:
-        lines.append(f"Stopped early: {reason}.")
-    lines.append(f"Result: {ledger}")
-    lines += [f"  {cause}" for cause in ledger.worst()]
-    lines += [f"{what}: {path}" for what, path in _files(collected)]
-    lines += [*collected.warnings, *collected.tracked]
-    if not ledger.is_complete:
-        can_resume = ledger.succeeded + ledger.skipped.total() < ledger.planned
-        lines.append(f"Not all rollouts succeeded. {RESUME_HINT if can_resume else ''}".rstrip())
-    return lines
+def report(collected: Collected, screen: Screen) -> list[str]:
+    """Key metrics, the ledger with the most frequent errors, the files, and what to do next.
+
+    With one agent, all but the JSON of the means fits the screen.
+    """
+    tail = _result_lines(collected, screen.columns)
+    room = Screen(screen.columns, screen.lines - height_of(tail, screen.columns))
+    return [*metrics_lines(collected.entries or [], room), *tail]
 
 
 def report_data(collected: Collected) -> dict[str, Any]:
@@ -44,6 +38,7 @@ def report_data(collected: Collected) -> dict[str, Any]:
     return {
         "result": collected.ledger.as_data(),
         "stopped_by": collected.stopped_by or collected.limit_reached,
+        "throughput": collected.throughput.as_data() if collected.throughput else None,
         "agents": entries_data(collected.entries or []),
         "files": {what.lower().replace(" ", "_"): str(path) for what, path in _files(collected)},
         "trackers": collected.tracked,
@@ -51,9 +46,14 @@ def report_data(collected: Collected) -> dict[str, Any]:
     }
 
 
-def metrics_lines(entries: Iterable[Entry]) -> list[str]:
-    """For each agent: the key metrics as indented JSON, then a summary."""
-    return [line for entry in entries for line in (*_key_metrics_lines(entry), *_summary_lines(entry))]
+def metrics_lines(entries: Iterable[Entry], screen: Screen) -> list[str]:
+    """For each agent: the means as indented JSON, then a screen of all metrics and a blank line."""
+    columns, lines = screen
+    return [
+        line
+        for entry in entries
+        for line in (*_means_lines(entry, columns), *agent_screen(entry, Screen(columns, lines - 1)), "")
+    ]
 
 
 def entries_data(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -68,79 +68,42 @@ def entries_data(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def _key_metrics_lines(entry: Entry) -> list[str]:
-    return [f"Key metrics of {one_line(entry.agent)}:", json.dumps(entry.key_metrics, indent=2)]
+def _means_lines(entry: Entry, columns: int) -> list[str]:
+    title = "Key metrics of "
+    agent = shortened(one_line(entry.agent), columns - len(title) - 1)
+    return [f"{title}{agent}:", *json.dumps(shown_key_metrics(entry), indent=2).splitlines()]
 
 
-def _summary_lines(entry: Entry) -> list[str]:
-    summary = entry.summary
-    lines = ["", f"{one_line(entry.agent)}: {headline(summary)}", *warnings(summary)]
-    if entry.note is not None:
-        lines.append(one_line(entry.note))
-    for part in (_key_metrics_table(entry), _histogram_lines(summary.histogram), _pass_at_line(summary)):
-        lines += ["", *part] if part else []
-    return [*lines, ""]
+def _result_lines(collected: Collected, columns: int) -> list[str]:
+    """The ledger, the causes of failures, the throughput, the files, and what to do next."""
+    ledger = collected.ledger
+    texts = []
+    if reason := collected.stopped_by or collected.limit_reached:
+        texts.append(f"Stopped early: {reason}.")
+    texts.append(f"Result: {ledger}")
+    lines = [line for text in texts for line in wrapped(text, columns)]
+    lines += [cut(f"  {cause}", columns) for cause in ledger.worst()]
+    if collected.throughput is not None:
+        lines += wrapped(_throughput_text(collected.throughput, collected.ledger.planned), columns)
+    lines += [f"{what}: {path}" for what, path in _files(collected) if what != _ONLY_DATA]
+    lines += [*collected.warnings, *collected.tracked]
+    if not ledger.is_complete:
+        can_resume = ledger.succeeded + ledger.skipped.total() < ledger.planned
+        lines += wrapped(RESUME_HINT if can_resume else "Not all rollouts succeeded.", columns)
+    return lines
 
 
-def _key_metrics_table(entry: Entry) -> list[str]:
-    """The key metrics that are numbers, each with its interval; means also with other statistics."""
-    metrics = {**entry.agent_metrics, **entry.key_metrics}
-    names = [name for name in entry.key_metrics if _is_figure(metrics[name]) and not _is_error(name, metrics)]
-    if not names:
-        return []
-    rows = [
-        [name, _short(metrics[name]), _interval(name, metrics), *_others(name, metrics)] for name in names
+def _throughput_text(found: Throughput, planned: int) -> str:
+    of_all = "" if found.rollouts == planned else f" for {found.rollouts} of {planned} rollouts"
+    text = f"Run time: {duration(found.seconds)}{of_all}, {short_number(found.per_minute)} rollouts/min"
+    tokens = {"in": found.input_tokens, "out": found.output_tokens}
+    if not any(tokens.values()):
+        return text
+    counts = [
+        f"{short_number(count)} {way} ({short_number(count / found.seconds)}/s)"
+        for way, count in tokens.items()
     ]
-    return table(("metric", "value", "95 % CI", *_BESIDE_A_MEAN), rows).splitlines()
-
-
-def _is_figure(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float)
-
-
-def _is_error(name: str, metrics: Mapping[str, Any]) -> bool:
-    metric, _, error = name.rpartition("/")
-    return error in ERRORS and metric in metrics
-
-
-def _interval(name: str, metrics: Mapping[str, Any]) -> str:
-    low, high = (metrics.get(f"{name}/{end}") for end in ERRORS[1:])
-    return between(low, high) if _is_figure(low) and _is_figure(high) else ""
-
-
-def _others(name: str, metrics: Mapping[str, Any]) -> list[str]:
-    label, _, field = name.partition("/")
-    values = [metrics.get(f"{other}/{field}") if label == "mean" else None for other in _BESIDE_A_MEAN]
-    return [_short(value) if _is_figure(value) else "" for value in values]
-
-
-def _short(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _histogram_lines(histogram: list[Bin]) -> list[str]:
-    """One bar per range of rewards."""
-    if not histogram:
-        return []
-    total, most = sum(one.count for one in histogram), max(one.count for one in histogram)
-    bars = [
-        (
-            _short(one.low) if one.low == one.high else between(one.low, one.high),
-            one.count / most,
-            f"{one.count / total:4.0%}  {one.count}",
-        )
-        for one in histogram
-    ]
-    return ["rewards", *(f"  {line}" for line in bar_chart(bars, _BAR_WIDTH).splitlines())]
-
-
-def _pass_at_line(summary: Summary) -> list[str]:
-    """pass@k as a row of bars."""
-    figures = []
-    for k, one in summary.pass_at.items():
-        some = "" if one.tasks == summary.tasks else f" ({one.tasks} tasks)"
-        figures.append(f"{k} {step(one.mean)} {one.mean:.0%}{some}")
-    return ["pass@k  " + "   ".join(figures)] if figures else []
+    return f"{text}, tokens {', '.join(counts)}"
 
 
 def _files(collected: Collected) -> Iterator[tuple[str, Path]]:
@@ -152,7 +115,7 @@ def _files(collected: Collected) -> Iterator[tuple[str, Path]]:
         "Rollouts": output,
         failures: failures_path_for(output),
         "Aggregate metrics": aggregate_metrics_path_for(output),
-        "Manifest": manifest_path_for(output),
+        _ONLY_DATA: manifest_path_for(output),
     }
     if collected.entries is None:
         del named["Aggregate metrics"]

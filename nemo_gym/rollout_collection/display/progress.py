@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from nemo_gym.metrics.columns import Columns
 from nemo_gym.rollout_collection.execution.executor import ExecutorState
 from nemo_gym.rollout_collection.outcome import Outcome, Success
+from nemo_gym.rollout_collection.results.collected import Throughput
 
 _WINDOW_S = 60.0
-_TOKENS = "output_tokens"
 _NOT_SHOWN = frozenset({"input_tokens", "output_tokens", "total_tokens"})
 
 
@@ -49,6 +49,8 @@ class Progress:
     done: int = 0
     failed: int = 0
     tokens: float = 0.0
+    """Generated ones."""
+    input_tokens: float = 0.0
     _points: deque[tuple[float, int, float]] = field(default_factory=deque)
     """Time, done, tokens: samples of the last minute."""
 
@@ -57,7 +59,8 @@ class Progress:
 
     def take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Success):
-            self.tokens += outcome.numbers.get(_TOKENS, 0.0)
+            self.tokens += outcome.numbers.get("output_tokens", 0.0)
+            self.input_tokens += outcome.numbers.get("input_tokens", 0.0)
         elif outcome.is_failed:
             self.failed += 1
         else:
@@ -88,6 +91,15 @@ class Progress:
             left=[(agent, count) for agent, count in self.left_by_agent.most_common(3) if count > 0],
             limits=dict(state.limits),
         )
+
+
+def throughput(progress: Progress) -> Throughput | None:
+    """From the start of the run until now; None if nothing has finished."""
+    rollouts = progress.done - progress.earlier
+    if not rollouts:
+        return None
+    seconds = max(time.monotonic() - progress.started, 1e-3)
+    return Throughput(seconds, rollouts, progress.input_tokens, progress.tokens)
 
 
 def _means(columns: Columns) -> dict[str, float]:

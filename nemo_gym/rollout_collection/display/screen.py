@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from nemo_gym.rollout_collection.display.progress import Snapshot
+from nemo_gym.rollout_collection.display.quantities import clock, short_number
 from nemo_gym.terminal import one_line
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Display:
             from nemo_gym.progress_bar import ProgressBar  # loads tqdm
 
             self._bar = ProgressBar(self._stream, LABEL, snapshot.total)
-        times = f"{_clock(snapshot.elapsed_s)}<{_clock(snapshot.eta_s)}"
-        rate = f"{_number(snapshot.per_minute)}/min"
+        times = f"{clock(snapshot.elapsed_s)}<{clock(snapshot.eta_s)}"
+        rate = f"{short_number(snapshot.per_minute)}/min"
         self._bar.update(snapshot.done, f"{times}, {rate}", details(snapshot))
         return self._bar
 
@@ -69,14 +70,14 @@ class Display:
 
 def plain_line(snapshot: Snapshot) -> str:
     share = snapshot.done / snapshot.total if snapshot.total else 1.0
-    counts = f"{snapshot.done}/{snapshot.total} ({share:.0%}), {_number(snapshot.per_minute)}/min"
-    return f"{LABEL}: {counts}, ETA {_clock(snapshot.eta_s)}, {details(snapshot)}"
+    counts = f"{snapshot.done}/{snapshot.total} ({share:.0%}), {short_number(snapshot.per_minute)}/min"
+    return f"{LABEL}: {counts}, ETA {clock(snapshot.eta_s)}, {details(snapshot)}"
 
 
 def details(snapshot: Snapshot) -> str:
     """Means, failures, rollouts in flight."""
     words = [f"failed {snapshot.failed}", f"in flight {snapshot.in_flight}"]
-    words.append(f"{_number(snapshot.tokens_per_s)} tok/s")
+    words.append(f"{short_number(snapshot.tokens_per_s)} tok/s")
     if snapshot.limits:
         words.append("limit " + ", ".join(f"{origin} {limit}" for origin, limit in snapshot.limits.items()))
     if snapshot.retries:
@@ -91,18 +92,3 @@ def details(snapshot: Snapshot) -> str:
     if len(snapshot.left) > 1:
         others.append("left " + ", ".join(f"{one_line(agent)} {count}" for agent, count in snapshot.left))
     return ", ".join([*rewards, *words, *others])
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
-
-
-def _number(value: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e4)):
-        if value >= size:
-            return f"{value / (1e6 if unit == 'M' else 1e3):.1f}{unit}"
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
