@@ -6,11 +6,14 @@ The journal is the truth: a rollout is on disk before anything counts it as done
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from nemo_gym.client import ServerClient
 from nemo_gym.errors import JournalError, NeMoGymError
+from nemo_gym.records import Key
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.description import described
@@ -25,6 +28,7 @@ from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
+from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.recording.output_lock import OutputLock, exclusive
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts
@@ -147,6 +151,7 @@ class Collection:
         executor = ready.executor
         recorder.in_flight = executor.in_flight
         recorder.end_run = lambda: executor.stop(0.0)
+        executor.on_deaths = partial(_note_deaths, prepared.manifest, recorder)
         limits = ServedLimits(self._servers.process_urls if self._config.adaptive_concurrency else ())
         heartbeat = Heartbeat(
             executor,
@@ -240,6 +245,14 @@ def _new_progress(prepared: Prepared) -> Progress:
         earlier=work.planned - work.to_run,
         failed=work.num_skipped,
     )
+
+
+def _note_deaths(manifest: Manifest, recorder: Recorder, deaths: Mapping[Key, int]) -> None:
+    """Save the deaths of workers, so that a resumed run does not begin with the rollouts that cause them."""
+    try:
+        manifest.note_worker_deaths(deaths)
+    except JournalError as error:
+        recorder.fail(error)
 
 
 def _new_ledger(work: RemainingWork) -> Ledger:

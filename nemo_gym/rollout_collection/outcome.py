@@ -31,6 +31,8 @@ class PlannedRollout:
     """Attempts that may still fail because of the input."""
     earlier_attempts: int = 0
     """Attempts in earlier runs, all of which failed."""
+    worker_deaths: int = 0
+    """Workers that died in earlier runs while they played it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,16 @@ An executor records exactly one outcome for every rollout that it takes. Rollout
 it is stopped remain to be played.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nemo_gym.records import Key
 from nemo_gym.rollout_collection.outcome import Outcome, PlannedRollout
 
 SHOWN_OLDEST = 20
 RecordOutcome = Callable[[Outcome], None]
+NoteDeaths = Callable[[Mapping[Key, int]], None]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class ExecutorState:
 
 class Executor(Protocol):
     """Plays rollouts."""
+
+    on_deaths: NoteDeaths
+    """Called when a worker has died, with the rollouts that it played and the deaths of each so far."""
 
     async def run(self, rollouts: Iterator[PlannedRollout], record: RecordOutcome) -> None:
         """Play all rollouts and record one outcome for each; returns early when stopped."""

@@ -95,7 +95,6 @@ async def _open_processes(
         policy = PoolPolicy(
             silence_s=config.rollout_timeout_s + _SILENCE_S,
             teardown_s=rollout_policy.teardown_s,
-            deaths_per_rollout=min(config.max_attempts, PoolPolicy.deaths_per_rollout),
         )
         executor = WorkerPool(partial(start_worker_process, setup), shares, policy)
         yield OpenedExecutor(executor, shared)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nemo_gym.rollout_collection.execution.attempt import Attempt
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
-from nemo_gym.rollout_collection.execution.executor import ExecutorState, RecordOutcome
+from nemo_gym.rollout_collection.execution.executor import ExecutorState, NoteDeaths, RecordOutcome
 from nemo_gym.rollout_collection.outcome import PlannedRollout
 
 
@@ -17,6 +17,7 @@ class LocalExecutor:
         self._parallel = parallel
         self._dispatcher: Dispatcher | None = None
         self._grace_s: float | None = None
+        self.on_deaths: NoteDeaths = lambda deaths: None  # there are no workers
 
     async def run(self, rollouts: Iterator[PlannedRollout], record: RecordOutcome) -> None:
         attempt = self._attempt

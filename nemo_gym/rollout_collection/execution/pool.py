@@ -1,13 +1,12 @@
 """The worker pool: an executor that hands rollouts out to workers and takes back their outcomes.
 
 The limit on rollouts in flight is that of the whole run; each worker has a share of it. When a worker dies,
-its rollouts are handed out again and nothing else is lost. The pool does not know what a worker is: it
-reaches workers through links (`link.py`).
+its rollouts are suspects, which are handed out again last (`suspects.py`). The pool does not know what a
+worker is: it reaches workers through links (`link.py`).
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,12 @@ from dataclasses import dataclass, field
 from nemo_gym.errors import WorkerError
 from nemo_gym.failures import FailureKind
 from nemo_gym.records import Key
-from nemo_gym.rollout_collection.execution.executor import SHOWN_OLDEST, ExecutorState, RecordOutcome
+from nemo_gym.rollout_collection.execution.executor import (
+    SHOWN_OLDEST,
+    ExecutorState,
+    NoteDeaths,
+    RecordOutcome,
+)
 from nemo_gym.rollout_collection.execution.link import (
     End,
     Finished,
@@ -27,6 +31,7 @@ from nemo_gym.rollout_collection.execution.link import (
     Stop,
     WorkerLink,
 )
+from nemo_gym.rollout_collection.execution.suspects import WorkQueue
 from nemo_gym.rollout_collection.outcome import Failure, PlannedRollout
 
 logger = logging.getLogger(__name__)
@@ -52,7 +57,8 @@ class PoolPolicy:
     exit_now_s: float = 0.5
     """The same when the run must end at once."""
     deaths_in_a_row: int = 10
-    """The run ends after this many deaths of workers in a row, without an outcome between them."""
+    """The run ends after this many deaths in a row, without an outcome between them, of workers that played
+    no suspects."""
     deaths_per_rollout: int = 3
     """A rollout fails after this many deaths of workers that played it. The last one played nothing else."""
 
@@ -87,19 +93,16 @@ class WorkerPool:
         self._start = start
         self._policy = policy
         self._slots = [_Slot(number, share) for number, share in enumerate(shares)]
-        self._taken_back: deque[PlannedRollout] = deque()
-        """Rollouts whose worker died."""
-        self._deaths: dict[Key, int] = {}
+        self.on_deaths: NoteDeaths = lambda deaths: None
+        self._queue = WorkQueue(iter(()), policy.deaths_per_rollout)
         self._deaths_in_a_row = 0
         self._retries_of_dead = 0
         self._grace_s: float | None = None
         """Set once the pool is stopped."""
-        self._rollouts: Iterator[PlannedRollout] = iter(())
         self._record: RecordOutcome = lambda outcome: None
-        self._all_taken = False
 
     async def run(self, rollouts: Iterator[PlannedRollout], record: RecordOutcome) -> None:
-        self._rollouts, self._record = rollouts, record
+        self._queue, self._record = WorkQueue(rollouts, self._policy.deaths_per_rollout), record
         try:
             async with asyncio.TaskGroup() as group:
                 for slot in self._slots:
@@ -147,7 +150,7 @@ class WorkerPool:
         if self._grace_s is not None:
             return True
         # Other workers may die and leave their rollouts to this one.
-        return self._all_taken and not self._taken_back and not any(one.in_flight for one in self._slots)
+        return self._queue.is_empty and not self.in_flight()
 
     async def _run_worker(self, slot: _Slot) -> str:
         """One worker from its start to its end; returns how it ended."""
@@ -204,32 +207,14 @@ class WorkerPool:
 
     def _feed(self, slot: _Slot, link: WorkerLink) -> None:
         """Give a worker as many rollouts as it may have; end all workers if none are left anywhere."""
-        rollouts = self._next_rollouts(slot)
+        if self._grace_s is not None:
+            return
+        rollouts = self._queue.next_for(slot.in_flight, slot.share)
+        slot.in_flight.update((rollout.key, rollout) for rollout in rollouts)
         if rollouts:
             link.send(Play(rollouts))
-        elif self._all_taken and not self.in_flight():
+        elif self._is_over():
             self._end_all()
-
-    def _next_rollouts(self, slot: _Slot) -> list[PlannedRollout]:
-        rollouts: list[PlannedRollout] = []
-        if len(slot.in_flight) == 1 and self._is_suspect(*slot.in_flight.values()):
-            return rollouts  # it stays alone, also when another worker dies
-        while self._grace_s is None and len(slot.in_flight) < slot.share:
-            if self._taken_back and self._is_suspect(self._taken_back[0]) and slot.in_flight:
-                break  # it gets a worker to itself, so that no other rollout dies with it
-            rollout = self._taken_back.popleft() if self._taken_back else next(self._rollouts, None)
-            if rollout is None:
-                self._all_taken = True
-                break
-            slot.in_flight[rollout.key] = rollout
-            rollouts.append(rollout)
-            if self._is_suspect(rollout):
-                break
-        return rollouts
-
-    def _is_suspect(self, rollout: PlannedRollout) -> bool:
-        """Whether its next death would be its last, so that it must be alone then."""
-        return self._deaths.get(rollout.key, 0) >= max(1, self._policy.deaths_per_rollout - 1)
 
     def _end_all(self) -> None:
         for slot in self._slots:
@@ -244,36 +229,42 @@ class WorkerPool:
         asyncio.get_running_loop().call_later(delay_s, slot.kill)
 
     def _take_back(self, slot: _Slot, ending: str) -> None:
-        """A worker died: its rollouts go to the next worker that is free."""
+        """A worker died: the rollouts that it played are suspects."""
+        rollouts, slot.in_flight = list(slot.in_flight.values()), {}
+        self._retries_of_dead += slot.state.retries
+        slot.state = ExecutorState()
+        is_suspect = any(map(self._queue.degree, rollouts))
+        for rollout in rollouts:
+            if not self._queue.put_back(rollout):
+                self._record(self._worker_died(rollout, ending))
+        if rollouts:
+            self.on_deaths({one.key: one.worker_deaths + self._queue.deaths(one) for one in rollouts})
+        if not is_suspect:  # the death of a suspect's worker is no surprise
+            logger.warning(
+                "worker %d died (%s); rollouts to play again: %d", slot.number, ending, len(rollouts)
+            )
+            self._count_death(slot.number, ending)
+        for other in self._slots:
+            if other.is_ready and other.link is not None:
+                self._feed(other, other.link)
+
+    def _count_death(self, number: int, ending: str) -> None:
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row > self._policy.deaths_in_a_row:
             raise WorkerError(
                 f"workers died {self._deaths_in_a_row} times in a row without finishing a rollout (the last, "
-                f"worker {slot.number}, with {ending}); see their output above. {_HINT}"
+                f"worker {number}, with {ending}); see their output above. {_HINT}"
             )
-        rollouts, slot.in_flight = slot.in_flight, {}
-        self._retries_of_dead += slot.state.retries
-        slot.state = ExecutorState()
-        logger.warning("worker %d died (%s); rollouts to play again: %d", slot.number, ending, len(rollouts))
-        for key, rollout in rollouts.items():
-            self._deaths[key] = deaths = self._deaths.get(key, 0) + 1
-            if deaths >= self._policy.deaths_per_rollout:
-                message = f"{deaths} workers died while they played this rollout"
-                self._record(
-                    Failure(
-                        key,
-                        rollout.agent_ref,
-                        FailureKind.INFRASTRUCTURE,
-                        "WorkerDied",
-                        message,
-                        attempts=deaths,
-                    )
-                )
-            else:
-                self._taken_back.append(rollout)
-        for other in self._slots:
-            if other.is_ready and other.link is not None:
-                self._feed(other, other.link)
+        # Many bad rollouts in a row must not end the run, so the next worker begins further on in the plan.
+        self._queue.postpone(2 ** (self._deaths_in_a_row - 1) - 1)
+
+    def _worker_died(self, rollout: PlannedRollout, ending: str) -> Failure:
+        deaths = self._queue.deaths(rollout)
+        message = f"its worker died ({ending}) while it played only this rollout"
+        if deaths > 1:
+            message = f"{message}; {deaths} workers died that played it"
+        kind = FailureKind.INFRASTRUCTURE
+        return Failure(rollout.key, rollout.agent_ref, kind, "WorkerDied", message, attempts=deaths)
 
     async def _reap(self, number: int, link: WorkerLink) -> str:
         """Wait for a worker to end, kill whatever is left of it, and return how it ended."""
@@ -291,8 +282,10 @@ class WorkerPool:
 
     def _record_cancelled(self) -> None:
         """Record the rollouts that were taken and have no outcome when the run ends."""
-        cancelled = [*self._taken_back, *(one for slot in self._slots for one in slot.in_flight.values())]
-        self._taken_back.clear()
+        cancelled = [
+            *self._queue.interrupted(),
+            *(one for slot in self._slots for one in slot.in_flight.values()),
+        ]
         for slot in self._slots:
             slot.in_flight = {}
         for one in cancelled:

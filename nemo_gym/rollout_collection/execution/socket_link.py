@@ -79,7 +79,7 @@ class ProcessLink:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
-        return f"exit code {code}"
+        return f"exit code {code}" if code >= 0 else signal.strsignal(-code) or f"signal {-code}"
 
 
 async def start_worker_process(setup: WorkerSetup) -> ProcessLink:

@@ -175,6 +175,7 @@ class _Resumption:
         failures = failures_path_for(self.output)
         past, recovery = recover_failures(failures)
         self._report_repair(failures, recovery)
+        past.worker_deaths = manifest.worker_deaths()
         work = remaining_work(self.materialized, found.index.keys, past, self.policy.max_rollout_attempts)
         self.servers.check_agents(work.to_run_by_agent)
         self._describe(work)

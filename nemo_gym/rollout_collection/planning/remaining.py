@@ -50,6 +50,8 @@ class RemainingWork:
     """Packed keys with their attempts in earlier runs that failed because of the input."""
     earlier_attempts: Mapping[int, int] = field(default_factory=_nothing)
     """The same for attempts of any kind."""
+    worker_deaths: Mapping[int, int] = field(default_factory=_nothing)
+    """The same for deaths of workers that played the rollout."""
     skipped_by_kind: Mapping[AnyKind, int] = field(default_factory=_nothing)
     skipped_by_agent: Mapping[str, int] = field(default_factory=_nothing)
     not_planned: int = 0
@@ -84,6 +86,7 @@ class RemainingWork:
                 line.rstrip(b"\n"),
                 min(attempts_left, DATA_ATTEMPTS_PER_RUN),
                 self.earlier_attempts.get(packed_key, 0),
+                self.worker_deaths.get(packed_key, 0),
             )
 
 
@@ -127,6 +130,7 @@ class WorkCount:
             MappingProxyType(self._skipped),
             MappingProxyType(dict(self._past.data_attempts)),
             MappingProxyType(dict(self._past.attempts)),
+            MappingProxyType(dict(self._past.worker_deaths)),
             MappingProxyType(self._skipped_by_kind),
             MappingProxyType(self._skipped_by_agent),
             not_planned=len(self._done) - self._planned_done,

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from nemo_gym.config.instances import instance_names
 from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config.secrets import is_secret_path
 from nemo_gym.journal import write_whole
+from nemo_gym.records import Key, packed, unpacked
 
 _ADDRESSES = {"host", "port", "worker_ports", "num_workers", "datasets"}
 """Settings of a server that cannot change results."""
 _ENDPOINTS = {"max_concurrent_requests"}
 """Settings of an endpoint that cannot change results, besides its address and key."""
 
+WORKER_DEATHS = "worker_deaths"
+"""The key of the rollouts whose workers died, each with the number of deaths."""
 METRICS_WRITTEN = "aggregate_metrics"
 """The key of the fingerprint that says whether the metrics file is up to date."""
 
@@ -51,6 +55,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 _MISSING = object()
 _LONGEST = 80
+_KEY = re.compile(r"\d{1,9}:\d{1,9}")
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
@@ -111,6 +116,8 @@ class Manifest:
             self.data["started_at"] = earlier.data.get("started_at", self.data["started_at"])
             self.data["resumed_at"] = [*(earlier.data.get("resumed_at") or []), _now()]
             self.data[METRICS_WRITTEN] = earlier.data.get(METRICS_WRITTEN)
+            if WORKER_DEATHS in earlier.data:
+                self.data[WORKER_DEATHS] = earlier.data[WORKER_DEATHS]
         return self
 
     def changed_servers(self, values: Mapping[str, Any]) -> list[str]:
@@ -126,6 +133,21 @@ class Manifest:
         inputs = self.data.get("materialized_inputs")
         by_agent = inputs.get("by_agent") if isinstance(inputs, dict) else None
         return dict(by_agent) if isinstance(by_agent, dict) else {}
+
+    def worker_deaths(self) -> dict[int, int]:
+        """The packed keys of rollouts whose workers died, with the deaths in all runs."""
+        deaths = self.data.get(WORKER_DEATHS)
+        found = deaths.items() if isinstance(deaths, dict) else ()
+        return {
+            packed(Key(*map(int, key.split(":")))): number
+            for key, number in found
+            if _KEY.fullmatch(key) and type(number) is int and number > 0
+        }
+
+    def note_worker_deaths(self, deaths: Mapping[Key, int]) -> None:
+        """Save that workers died while they played these rollouts, so that a resumed run plays them last."""
+        earlier = {str(unpacked(key)): number for key, number in self.worker_deaths().items()}
+        self.save(**{WORKER_DEATHS: earlier | {str(key): number for key, number in deaths.items()}})
 
     def save(self, **entries: Any) -> None:
         self.data |= entries

@@ -1,6 +1,6 @@
 """Reads what an earlier run recorded: repairs its output and counts its failures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ class PastFailures:
     last_kind: dict[int, AnyKind] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     """Attempts of any kind."""
+    worker_deaths: Mapping[int, int] = field(default_factory=dict)
+    """Deaths of workers that played the rollout; the manifest has them, also those without a failure."""
 
     def take(self, key: Key, record: Record) -> None:
         packed_key, kind = packed(key), declared_kind(record.get(NG_FAILURE_CLASS_KEY))

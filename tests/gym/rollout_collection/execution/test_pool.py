@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,6 +37,10 @@ class Run:
     rollouts: int
     shares: list[int]
     policy: PoolPolicy = PATIENT
+    worker_deaths: Mapping[int, int] = field(default_factory=dict)
+    """Deaths in earlier runs."""
+    deaths: list[dict[int, int]] = field(default_factory=list)
+    """What the pool has reported at each death of a worker that played something."""
     links: list[MemoryLink] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     pool: WorkerPool | None = None
@@ -46,9 +50,8 @@ class Run:
 
         async def play() -> None:
             self.pool = pool = WorkerPool(partial(self._start, worker), self.shares, self.policy)
-            planned = (
-                PlannedRollout(Key(number, 0), "agent", AGENT, b"{}") for number in range(self.rollouts)
-            )
+            pool.on_deaths = lambda deaths: self.deaths.append({key.task: one for key, one in deaths.items()})
+            planned = map(self._planned, range(self.rollouts))
             beside = asyncio.ensure_future(during(pool)) if during is not None else None
             async with asyncio.timeout(30):
                 await pool.run(planned, self.outcomes.append)
@@ -56,6 +59,10 @@ class Run:
                     await beside
 
         run_in_virtual_time(play())
+
+    def _planned(self, number: int) -> PlannedRollout:
+        deaths = self.worker_deaths.get(number, 0)
+        return PlannedRollout(Key(number, 0), "agent", AGENT, b"{}", worker_deaths=deaths)
 
     async def _start(self, worker: RunWorker) -> MemoryLink:
         self.links.append(MemoryLink(worker))
@@ -174,7 +181,10 @@ def test_rollout_that_kills_its_workers_does_not_fail_others() -> None:
     run.check_each_once()
     assert list(run.failures) == [5] and len(run.links) == 4
     assert run.failures[5].kind == "infrastructure" and run.failures[5].attempts == 3
-    assert run.failures[5].message == "3 workers died while they played this rollout"
+    assert run.failures[5].message == (
+        "its worker died (exit code 1, WorkerCrash) while it played only this rollout; 3 workers died that "
+        "played it"
+    )
     assert alone == [False, False, True]
 
 
@@ -187,7 +197,7 @@ def test_rollout_with_few_attempts_is_alone_before_it_fails() -> None:
 
 
 def test_suspect_stays_alone_while_another_worker_dies() -> None:
-    """Rollout 0 kills two workers; then it plays alone until another worker has died, and succeeds."""
+    """Rollouts 0 and 1 are suspects; 0 plays alone until the worker of 1 has died again, and succeeds."""
     deaths: Counter[int] = Counter()
     beside_the_suspect: list[int] = []
 
@@ -197,13 +207,13 @@ def test_suspect_stays_alone_while_another_worker_dies() -> None:
         while isinstance(message := await end.receive(), Play):
             for one in message.rollouts:
                 task = one.key.task
-                if task == 0 and deaths[0] == 2:
+                if task == 0 and deaths[0]:
                     suspect = [one]
                     asyncio.get_running_loop().call_later(1.0, end.send, finished(suspect))
                 elif suspect:
                     beside_the_suspect.append(task)
                     end.send(finished([one]))
-                elif task == 0 or (task == 9 and deaths[0] == 2 and not deaths[9]):
+                elif task in (0, 1):
                     deaths[task] += 1
                     raise WorkerCrash
                 else:
@@ -213,8 +223,88 @@ def test_suspect_stays_alone_while_another_worker_dies() -> None:
     run = Run(30, [2, 2])
     run.play(run_worker)
     run.check_each_once()
-    assert deaths == {0: 2, 9: 1} and not run.failures
+    assert deaths == {0: 1, 1: 2} and list(run.failures) == [1]
     assert not beside_the_suspect
+
+
+def test_suspects_are_played_last_and_hold_up_no_worker() -> None:
+    """Rollout 0 kills a worker; all that were in flight with it wait until every other has started."""
+    deaths = iter([True])
+    batches: list[list[int]] = []
+
+    def is_deadly(numbers: list[int]) -> bool:
+        batches.append(numbers)
+        return 0 in numbers and next(deaths, False)
+
+    run = Run(40, [4, 4])
+    run.play(dying(is_deadly))
+    run.check_each_once()
+    order = [number for batch in batches for number in batch]
+    assert order[-4:] == [0, 1, 2, 3] and set(order[:-4]) == set(range(40))
+    assert max(map(len, batches[-2:])) <= 2, "suspects play in small company"
+
+
+def bad(numbers: Iterable[int]) -> RunWorker:
+    """A worker that dies whenever it gets one of these."""
+    deadly = set(numbers)
+    return dying(lambda batch: not deadly.isdisjoint(batch))
+
+
+SCATTERED = frozenset({0, 1, 2, 5, 8, 11, 12, 17, 20, 23, 26, 31, 38, 39})
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [8, 8], [40], [20, 20]])
+@pytest.mark.parametrize("numbers", [SCATTERED, range(14), range(26, 40), range(10, 24)])
+def test_rollouts_that_crash_their_workers_never_end_the_run(shares: list[int], numbers: set[int]) -> None:
+    run = Run(40, shares)
+    run.play(bad(numbers))
+    run.check_each_once()
+    assert set(run.failures) == set(numbers) and len(run.outcomes) == 40
+    assert {one.error_type for one in run.failures.values()} == {"WorkerDied"}
+
+
+def test_few_bad_rollouts_among_many_cost_three_workers_each() -> None:
+    numbers = range(37, 10_000, 700)
+    run = Run(10_000, [128, 128])
+    run.play(bad(numbers))
+    run.check_each_once()
+    assert set(run.failures) == set(numbers)
+    assert len(run.links) <= 3 * len(numbers) + 2
+
+
+def test_suspects_of_an_earlier_run_are_played_last_and_the_worst_alone() -> None:
+    batches: list[list[int]] = []
+
+    def is_deadly(numbers: list[int]) -> bool:
+        batches.append(numbers)
+        return 3 in numbers
+
+    run = Run(20, [4], worker_deaths={0: 1, 3: 3, 7: 2})
+    run.play(dying(is_deadly))
+    run.check_each_once()
+    assert batches[-3:] == [[0], [3], [7]] and list(run.failures) == [3]
+    assert run.failures[3].attempts == 1, "those of earlier runs are recorded already"
+    assert len(run.links) == 2
+
+
+def test_deaths_are_reported_at_once_with_those_of_earlier_runs() -> None:
+    run = Run(6, [2], worker_deaths={1: 2})
+    run.play(bad([1, 4]))
+    assert run.deaths == [{3: 1, 4: 1}, {4: 2}, {1: 3}, {4: 3}]
+
+
+def test_workers_that_die_at_their_start_end_the_run_also_when_only_suspects_are_left() -> None:
+    lives = iter([True])
+
+    async def run_worker(end: WorkerEnd) -> None:
+        if not next(lives, False):
+            raise WorkerCrash
+        await bad([0])(end)
+
+    run = Run(1, [1], replace(PATIENT, deaths_in_a_row=3))
+    with pytest.raises(WorkerError, match="4 times in a row without finishing a rollout"):
+        run.play(run_worker)
+    assert run.failures[0].kind == "cancelled"
 
 
 def test_workers_that_all_die_end_the_run_with_an_error() -> None:
