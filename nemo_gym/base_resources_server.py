@@ -17,6 +17,7 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 from nemo_gym.servers.aggregation import AggregatesMetrics
 from nemo_gym.servers.non_finite import names_non_finite
 from nemo_gym.servers.server_base import BaseServer, Hosting, SimpleServer
+from nemo_gym.servers.verify_route import verify_route
 
 __all__ = [
     "AggregateMetrics",
@@ -58,7 +59,9 @@ class BaseVerifyRequest(BaseRunRequest):
 
 
 class BaseVerifyResponse(BaseVerifyRequest):
-    """A scored rollout."""
+    """A scored rollout. Fields that a subclass does not declare are dropped; the agent adds the row's."""
+
+    model_config = ConfigDict(extra="ignore")
 
     reward: float
 
@@ -98,15 +101,16 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
     def from_instance(cls, hosting: Hosting) -> Self:
         """Record the failures of the judge also if the environment builds an application of its own."""
         server = super().from_instance(hosting)
-        verify = names_non_finite(judge_failsafe(server.verify))
-        object.__setattr__(server, "verify", verify)  # not a field of the model
+        if verify_route(server.verify) is server.verify:  # others are served by `setup_webserver` only
+            verify = names_non_finite(judge_failsafe(server.verify))
+            object.__setattr__(server, "verify", verify)  # not a field of the model
         return server
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()
         self.setup_session_middleware(app)
         app.post("/seed_session")(self.seed_session)
-        app.post("/verify")(names_non_finite(judge_failsafe(self.verify)))
+        app.post("/verify")(names_non_finite(judge_failsafe(verify_route(self.verify))))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.get("/aggregate_metrics")(self.report_own_metrics)
         app.router.default = _no_such_tool
@@ -117,7 +121,7 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
         return BaseSeedSessionResponse()
 
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
-        """Score a rollout."""
+        """Score a rollout. May also be a plain function, take `(self, task, response)`, and return a dict."""
         raise NotImplementedError(f"{type(self).__name__} must define verify")
 
 

@@ -10,6 +10,7 @@ from nemo_gym.failures import FailureKind
 from nemo_gym.http import FAILURE_KIND_HEADER, ClientResponse
 from nemo_gym.servers.aggregation import AggregatesMetrics
 from nemo_gym.servers.non_finite import names_non_finite
+from nemo_gym.servers.rollout_record import rollout_record
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.server_base import SimpleServer
 
@@ -21,6 +22,7 @@ __all__ = [
     "SimpleResponsesAPIAgent",
     "is_reserved_tool_name",
     "is_session_ended",
+    "rollout_record",
 ]
 
 _RESERVED = frozenset(

@@ -34,15 +34,19 @@ async def call_judge(
     *,
     url_path: str = "/v1/responses",
     cookies: Cookies | None = None,
+    response_model: type[ResponseT] | None = None,
 ) -> ResponseT:
-    """Call the judge model `server_name`; any failure of the call raises a JudgeError."""
+    """Call the judge model `server_name`; any failure of the call raises a JudgeError.
+
+    `response_model` is the published name of `response_type` and takes precedence.
+    """
 
     async def call() -> ResponseT:
-        response = await server_client.post(
-            server_name=server_name, url_path=url_path, json=json, cookies=cookies
-        )
+        session = {} if cookies is None else {"cookies": cookies}
+        response = await server_client.post(server_name=server_name, url_path=url_path, json=json, **session)
         await raise_for_status(response)
-        return response_type.model_validate(await get_response_json(response))
+        model = response_model or response_type
+        return model.model_validate(await get_response_json(response))
 
     return await reraise_judge_errors(call())
 

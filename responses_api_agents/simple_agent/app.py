@@ -16,6 +16,7 @@ from nemo_gym.base_responses_api_agent import (
     SimpleResponsesAPIAgent,
     is_reserved_tool_name,
     is_session_ended,
+    rollout_record,
 )
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming, add_usage
@@ -85,7 +86,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
             return Response(json.dumps(verify_request | skipped), media_type="application/json")
         verified = await self._post(self.config.resources_server, "/verify", verify_request, episode.cookies)
         verified.raise_for_status()
-        return Response(await verified.read(), media_type="application/json")
+        record = rollout_record(verify_request, await verified.read())
+        return Response(record, media_type="application/json")
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
         response = await self._post(self.config.resources_server, "/aggregate_metrics", body, {})

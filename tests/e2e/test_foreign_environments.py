@@ -85,6 +85,19 @@ def test_foreign_environments_work_served(folder: Path, endpoint: ScriptedEndpoi
         assert asyncio.run(served()) == [1.0, 1.0]
 
 
+def test_collected_rollouts_have_all_fields_of_their_rows(folder: Path, endpoint: ScriptedEndpoint) -> None:
+    """Although this verifier returns only what it declares, and this agent only what the verifier returns."""
+    settings = [f"+{key}={value}" for key, value in endpoint.settings.items()]
+    files = [f"+config_paths=[{','.join(CONFIGS)}]", "+output_jsonl_fpath=riddles.jsonl", "+hosting=embedded"]
+    rows = "resources_servers/riddle_judge/data/example.jsonl"
+    which = [f"+agent_name={AGENTS['riddle_judge']}", f"+input_jsonl_fpath={rows}"]
+    done = run_command("ng_collect_rollouts", *settings, *files, *which, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rollout = json.loads((folder / "riddles.jsonl").read_text().splitlines()[0])
+    row = first_row(folder, "riddle_judge")
+    assert (rollout["riddle"], rollout["judge_model"]) == (row["riddle"], "judge")
+
+
 def test_tests_of_foreign_environments_pass(folder: Path) -> None:
     done = run_command("ng_test", "+entrypoint=resources_servers/riddle_judge", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,6 +19,8 @@ from nemo_gym.base_resources_server import (
 
 
 class Verified(BaseVerifyResponse):
+    model_config = {"extra": "allow"}
+
     accuracy: float
     note: str = ""
 

@@ -6,6 +6,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from nemo_gym.base_resources_server import BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
+from nemo_gym.client import ServerClient
 from nemo_gym.http import ClientResponse
 from nemo_gym.judge import JudgeError, call_judge, judge_failsafe, reraise_judge_errors
 from nemo_gym.openai_utils import (
@@ -62,6 +63,26 @@ def test_judge_returns_a_response() -> None:
 def test_judge_request_can_use_another_format() -> None:
     response = judged_by(Judge, NeMoGymChatCompletion, url_path="/v1/chat/completions")
     assert response.choices[0].message.content == "chat"
+
+
+def test_judge_request_can_name_the_response_model_as_published() -> None:
+    model = NeMoGymChatCompletion
+    published = judged_by(Judge, url_path="/v1/chat/completions", response_model=model)
+    ours = judged_by(Judge, url_path="/v1/chat/completions", response_type=model)
+    assert isinstance(published, model) and published.choices == ours.choices
+
+
+def test_judge_gets_cookies_only_if_there_are_any() -> None:
+    class Client(ServerClient):
+        async def post(self, **options: Any) -> ClientResponse:  # type: ignore[override]
+            calls.append(options)
+            return ClientResponse(200, (), b'{"output": []}')
+
+    calls: list[dict[str, Any]] = []
+    call = {"server_name": "judge", "url_path": "/v1/responses", "json": {"input": "x"}}
+    asyncio.run(call_judge(Client(), **call))
+    asyncio.run(call_judge(Client(), **call, cookies={"a": "b"}))
+    assert calls == [call, {**call, "cookies": {"a": "b"}}]
 
 
 @pytest.mark.parametrize("judge", [DeafJudge, Rambler])

@@ -28,6 +28,7 @@ from nemo_gym.rollout_collection.execution.play import (
     read_fast,
 )
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout, Success
+from nemo_gym.servers.rollout_record import lost_fields
 from nemo_gym.types import (
     AGENT_REF_KEY_NAME,
     NON_FINITE_KEY_NAME,
@@ -90,7 +91,7 @@ def _success(planned: PlannedRollout, played: Played) -> Success:
 
 
 def _record_line(planned: PlannedRollout, played: Played) -> bytes:
-    """The response unchanged if it is strict JSON with the key of the row; otherwise with the key added."""
+    """The response unchanged if it is strict JSON with the key of the row; otherwise laid over the row."""
     rollout, line, key = played.rollout, played.strict_json, planned.key
     if (
         line is not None
@@ -102,6 +103,7 @@ def _record_line(planned: PlannedRollout, played: Played) -> bytes:
         return line
     if line is not None:
         rollout = decode_json(line)  # keeps whole numbers of any size
+    rollout |= lost_fields(decode_json(planned.line), rollout)
     rollout[TASK_INDEX_KEY_NAME] = key.task
     rollout[ROLLOUT_INDEX_KEY_NAME] = key.rollout
     rollout[AGENT_REF_KEY_NAME] = planned.agent_ref

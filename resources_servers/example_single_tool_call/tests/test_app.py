@@ -43,12 +43,11 @@ def test_response_to_an_unknown_tool_lists_the_tools() -> None:
     assert "get_weather" in response["detail"]
 
 
-def test_every_rollout_gets_a_reward_and_keeps_all_fields() -> None:
-    row = {"responses_create_params": {"input": "hi"}, "note": "kept", "response": {"output": []}}
+def test_every_rollout_gets_a_reward() -> None:
+    row = {"responses_create_params": {"input": "hi"}, "response": {"output": []}}
     status, scored = post("/verify", row)
     assert status == 200
     assert scored["reward"] == 1.0
-    assert scored["note"] == "kept"
     assert scored["responses_create_params"]["input"] == "hi"
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,12 @@ import pytest
 from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import Field
 
-from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig,
+    BaseVerifyRequest,
+    BaseVerifyResponse,
+    SimpleResourcesServer,
+)
 from nemo_gym.base_responses_api_agent import is_reserved_tool_name
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, SimpleResponsesAPIModel
 from nemo_gym.server_utils import SESSION_ID_KEY, ClientResponse, ServerClient
@@ -87,8 +93,13 @@ class Environment(SimpleResourcesServer):
     async def text(self) -> Response:
         return Response("größe \u2713", media_type="text/plain")
 
-    async def verify(self, request: Request, body: BaseVerifyRequest) -> dict[str, Any]:
+    verdict: Any = None
+    """What the verifier returns; None: its request and a reward."""
+
+    async def verify(self, request: Request, body: BaseVerifyRequest) -> Any:
         self.note(request, "verify", body.model_dump(exclude_unset=True))
+        if self.verdict is not None:
+            return self.verdict
         return body.model_dump(exclude_unset=True) | {"reward": 1.0}
 
     def compute_metrics(self, tasks: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -382,6 +393,53 @@ def test_response_of_the_verifier_is_returned_unchanged() -> None:
     response = world.post("/run", {"responses_create_params": {"input": "go"}, "x": 1})
     verified = dict(world.environment.calls[-1][1]) | {"reward": 1.0}
     assert asyncio.run(response.json()) == verified
+
+
+@pytest.mark.parametrize(
+    "transcript", [{}, {"response": None, "responses_create_params": None}, {"response": "42"}]
+)
+def test_input_and_transcript_are_kept_whatever_the_verifier_returns(transcript: Any) -> None:
+    world = World(after_tools(function_call("add", a=1)))
+    verdict = {"reward": 0.85, "accuracy": 1.0, "text": "of the verifier", "bigger": 2**81}
+    world.environment.verdict = verdict | transcript
+    rollout = world.run(**ROW)
+    output = [item["type"] for item in rollout.pop("response")["output"]]
+    assert output == ["function_call", "function_call_output", "message"]
+    assert rollout == {**ROW, "responses_create_params": {"input": "go"}, **verdict}
+
+
+def test_fields_that_a_verifier_does_not_declare_are_kept() -> None:
+    class Declaring(Environment):
+        async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
+            return BaseVerifyResponse.model_validate(dict(body) | {"reward": 0.85})
+
+    world = World(lambda request: model_response(message("hi")))
+    declaring = Declaring(config=world.environment.config, server_client=world.client)
+    world.servers["tools"] = HostedServer("tools", declaring.setup_webserver())
+    rollout = world.run(**ROW)
+    assert {key: rollout[key] for key in (*ROW, "reward")} == {**ROW, "reward": 0.85}
+    assert rollout["response"]["output"] == [message("hi")]
+
+
+def test_reward_of_an_earlier_rollout_in_the_row_is_not_taken_for_a_new_one() -> None:
+    world = World(lambda request: model_response(message("hi")))
+    world.environment.verdict = {"accuracy": 1.0}
+    assert "reward" not in world.run(reward=1.0, _ng_failure_class="judge_failed")
+
+
+def test_verifiers_number_that_is_not_finite_reaches_the_caller() -> None:
+    world = World(lambda request: model_response(message("hi")))
+    world.environment.verdict = Response('{"reward": 1.0, "score": NaN}', media_type="application/json")
+    rollout = world.run(x=1)
+    assert math.isnan(rollout["score"]) and rollout["x"] == 1 and rollout["response"]["output"]
+
+
+@pytest.mark.parametrize("body", ["[1]", '"text"', "", "{", "<html>"])
+def test_response_of_the_verifier_that_is_no_object_is_passed_on(body: str) -> None:
+    world = World(lambda request: model_response(message("hi")))
+    world.environment.verdict = Response(body, media_type="application/json")
+    response = world.post("/run", {"responses_create_params": {"input": "go"}})
+    assert (response.status, response.body) == (200, body.encode())
 
 
 def test_verification_can_be_skipped() -> None:
