@@ -111,11 +111,11 @@ def test_ledger_shows_and_counts_the_kind(kind: FailureKind) -> None:
     ledger.take(failure(kind))
     if EXPECTED[kind].counts_as_failure:
         assert f"1 failed (1 {kind}) + 0 not run;" in str(ledger)
-        assert ledger.worst() == [f"1 x {kind}: Error: scripted"]
+        assert ledger.causes.lines() == [f"1 x {kind}: Error: scripted"]
         assert ledger.as_data()["failed"] == {kind.value: 1}
     else:
         assert f"0 failed + 1 not run (1 {kind});" in str(ledger)
-        assert ledger.worst() == [] and ledger.as_data()["failed"] == {}
+        assert ledger.causes.lines() == [] and ledger.as_data()["failed"] == {}
     assert FailureBudget(0.5, to_run=1).is_exceeded(ledger, in_flight=0) is EXPECTED[kind].counts_as_failure
 
 

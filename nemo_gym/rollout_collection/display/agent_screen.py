@@ -21,7 +21,7 @@ _TOKENS = ("mean/input_tokens", "mean/output_tokens", "mean/total_tokens")
 _CHART_TITLE = "rewards"
 _WIDEST_BAR = 40
 _FEW_BINS = 5
-_FEWEST_ROWS = 3
+_FEWEST_ROWS = 2
 
 
 def agent_screen(entry: Entry, screen: Screen) -> list[str]:

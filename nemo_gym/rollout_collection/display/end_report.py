@@ -37,6 +37,9 @@ def report_data(collected: Collected) -> dict[str, Any]:
     """The same as data."""
     return {
         "result": collected.ledger.as_data(),
+        "causes": [
+            {"cause": str(cause), "rollouts": count} for cause, count in collected.ledger.causes.most_common()
+        ],
         "stopped_by": collected.stopped_by or collected.limit_reached,
         "throughput": collected.throughput.as_data() if collected.throughput else None,
         "agents": entries_data(collected.entries or []),
@@ -82,7 +85,7 @@ def _result_lines(collected: Collected, columns: int) -> list[str]:
         texts.append(f"Stopped early: {reason}.")
     texts.append(f"Result: {ledger}")
     lines = [line for text in texts for line in wrapped(text, columns)]
-    lines += [cut(f"  {cause}", columns) for cause in ledger.worst()]
+    lines += [cut(f"  {cause}", columns) for cause in ledger.causes.lines()]
     if collected.throughput is not None:
         lines += wrapped(_throughput_text(collected.throughput, collected.ledger.planned), columns)
     lines += [f"{what}: {path}" for what, path in _files(collected) if what != _ONLY_DATA]

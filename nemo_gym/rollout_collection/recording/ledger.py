@@ -3,20 +3,17 @@
 A rollout that the run cancelled has not failed: it counts as not run.
 """
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_gym.failures import AnyKind
-from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
+from nemo_gym.rollout_collection.outcome import Outcome, Success
+from nemo_gym.rollout_collection.recording.causes import Causes
 from nemo_gym.terminal import one_line
 
 _FEWEST = 20
 """How many rollouts must have started before a share of failures is meaningful."""
-_LONGEST_CAUSE = 200
-_SECONDS = re.compile(r"\b\d+ s in ")
-"""How long a rollout had waited when it was cancelled: it differs between rollouts with the same cause."""
 
 
 @dataclass
@@ -32,8 +29,8 @@ class Ledger:
     """Started, but cancelled because the run was stopped."""
     retried: int = 0
     """Rollouts that took more than one attempt."""
-    causes: Counter[str] = field(default_factory=Counter)
-    """Errors in short form."""
+    causes: Causes = field(default_factory=Causes)
+    """Why rollouts failed in this run."""
 
     def take(self, outcome: Outcome) -> None:
         self.retried += outcome.attempts > 1
@@ -41,15 +38,9 @@ class Ledger:
             self.succeeded_now += 1
         elif outcome.is_failed:
             self.failed_now[outcome.kind] += 1
-            self._note(outcome)
+            self.causes.take(outcome)
         elif outcome.is_kept:
             self.cancelled += 1
-
-    def _note(self, failure: Failure) -> None:
-        status = f" {failure.status}" if failure.status is not None else ""
-        cause = f"{failure.kind}: {failure.error_type}{status}: {_brief(failure.message)}"
-        if cause in self.causes or len(self.causes) < 1000:
-            self.causes[cause] += 1
 
     @property
     def succeeded(self) -> int:
@@ -91,10 +82,6 @@ class Ledger:
             f"+ {self.not_run} not run{cancelled}; {self.retried} retried"
         )
 
-    def worst(self, number: int = 5) -> list[str]:
-        """The most frequent errors, each with its count."""
-        return [f"{count} x {one_line(cause)}" for cause, count in self.causes.most_common(number)]
-
 
 @dataclass(frozen=True)
 class FailureBudget:
@@ -114,9 +101,3 @@ class FailureBudget:
         # Rollouts in flight count as started: failures are often faster than successes.
         started = ledger.succeeded_now + failures + in_flight
         return started >= min(_FEWEST, self.to_run) and failures > limit * started
-
-
-def _brief(message: str) -> str:
-    """The end of a long message: an error that passed through several servers has its cause there."""
-    text = _SECONDS.sub("in ", message.replace("\\", ""))
-    return text if len(text) <= _LONGEST_CAUSE else f"… {text[-_LONGEST_CAUSE:]}"

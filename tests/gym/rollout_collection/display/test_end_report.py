@@ -41,7 +41,7 @@ def test_failures_are_reported_with_their_causes_and_how_to_resume(
     playground.collect()
     stderr = capsys.readouterr().err
     assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in stderr
-    assert "\n  1 x data: ServerCallError 400" in stderr
+    assert "\n  1 x data: scripted/run 400" in stderr
     assert "\nFailures: out/rollouts_failures.jsonl\n" in stderr
     assert stderr.endswith("The same command with +resume_from_cache=true runs the missing rollouts.\n")
 

@@ -81,7 +81,7 @@ def test_end_screen_fits_with_long_names_many_metrics_and_many_causes(
     text = "\n".join(lines)
     for part in ("mean/reward", "  1 x data: ", " rollouts/min", "rewards ", *FILES):
         assert part in text, part
-    assert "more, in the aggregate metrics" in text
+    assert "more, in the aggregate metrics" in text and "  and 2 other causes" in text
     assert "median" in text if columns == 80 else "95 % CI" in text
 
 
