@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_gym.failures import AnyKind, declared_kind, rule_of
+from nemo_gym.failures import AnyKind, FailureKind, declared_kind, rule_of
 from nemo_gym.journal import Recovery, read_lines, recover
 from nemo_gym.records import Key, Record, key_of, packed, parsed
 from nemo_gym.types import (
@@ -78,13 +78,14 @@ class PastFailures:
         rule = rule_of(kind)
         if rule.counts_as_attempt:
             attempts = self.attempts.get(packed_key, 0)
-            self.attempts[packed_key] = attempts + _count(record.get("attempts"))
+            self.attempts[packed_key] = attempts + _count(record.get("attempts"), least=1)
         if record.get(NG_TERMINAL_KEY):
             self.terminal[packed_key] = kind
-        if rule.uses_data_attempts:
-            attempts = self.data_attempts.get(packed_key, 0)
-            self.data_attempts[packed_key] = attempts + _count(record.get("data_attempts"))
-            self.last_kind[packed_key] = kind
+        # A rollout that an outage ended may have failed because of its input before, in the same run.
+        data_attempts = _count(record.get("data_attempts"), least=int(rule.uses_data_attempts))
+        if data_attempts:
+            self.data_attempts[packed_key] = self.data_attempts.get(packed_key, 0) + data_attempts
+            self.last_kind[packed_key] = kind if rule.uses_data_attempts else FailureKind.DATA
 
     def spent(self, max_attempts: int) -> dict[int, AnyKind]:
         """The packed keys of rollouts that are not attempted again, with the kind of their failure."""
@@ -96,8 +97,8 @@ class PastFailures:
         return used_up | self.terminal
 
 
-def _count(attempts: Any) -> int:
-    return attempts if isinstance(attempts, int) and attempts > 0 else 1
+def _count(attempts: Any, least: int) -> int:
+    return max(least, attempts) if isinstance(attempts, int) else least
 
 
 def recover_failures(path: Path) -> tuple[PastFailures, Recovery]:

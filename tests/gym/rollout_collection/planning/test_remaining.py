@@ -43,12 +43,21 @@ def tasks_of(work: RemainingWork) -> list[int]:
 def test_done_and_spent_rollouts_are_not_played(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, 6)
     terminal = failed(4, "hopeless", _ng_failure_terminal=True)
-    outage = failed(5, "infrastructure", attempts=9)
+    outage = failed(5, "infrastructure", attempts=9, data_attempts=0)
     work = work_of(plan, [0, 1], failed(2, attempts=3), failed(3, attempts=2), terminal, outage)
     assert tasks_of(work) == [3, 5]
     assert (work.planned, work.num_done, work.num_skipped, work.to_run) == (6, 2, 2, 2)
     assert work.skipped_by_kind == {"data": 1, "hopeless": 1}
     assert work.skipped_by_agent == {"agent0": 2} and work.to_run_by_agent == {"agent1": 2}
+
+
+def test_data_attempts_before_an_outage_in_the_same_run_count(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, 3)
+    outages = [failed(task, "infrastructure", attempts=6, data_attempts=task) for task in range(3)]
+    work = work_of(plan, [], *outages)
+    assert [rollout.data_attempts_left for rollout in work.rollouts()] == [2, 2, 1]
+    work = work_of(plan, [], *outages, *outages)
+    assert tasks_of(work) == [0, 1] and work.skipped_by_kind == {"data": 1}
 
 
 def test_remaining_work_never_changes(tmp_path: Path) -> None:
