@@ -18,6 +18,7 @@ NeMoGymError
 ├── HeadServerUnreachableError      no head server responds at its address; exit code 2
 ├── OutputInUseError                another process writes the same output; exit code 2
 ├── JournalError                    a file of the run cannot be read or written; exit code 1
+│   └── InterferenceError           another program changed a file that the run was writing
 ├── WorkerError                     worker processes cannot be started, or die repeatedly
 └── JudgeError                      a call to a judge model failed: there is no verdict
 """
@@ -94,6 +95,10 @@ class OutputInUseError(NeMoGymError):
 
 
 class JournalError(NeMoGymError):
+    pass
+
+
+class InterferenceError(JournalError):
     pass
 
 

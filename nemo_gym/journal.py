@@ -88,12 +88,18 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.place = path.absolute()
+        """The same, in whatever working directory the program is later."""
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self.size = os.fstat(self._file).st_size
         except OSError as error:
             raise cannot_write(path, error) from error
         self._is_synced = True
+
+    @property
+    def descriptor(self) -> int:
+        return self._file
 
     def append(self, line: bytes) -> int:
         """Write a line; returns the offset of its first byte when the operating system has all of it."""

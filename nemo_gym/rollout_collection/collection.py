@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nemo_gym.client import ServerClient
-from nemo_gym.errors import JournalError, NeMoGymError
+from nemo_gym.errors import InterferenceError, JournalError, NeMoGymError
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
@@ -99,10 +99,13 @@ class Collection:
                 with self._recorder(prepared, progress) as recorder:
                     client = await self._execute(prepared, recorder, progress, status, opened)
                     taken = throughput(progress)
-                collected = self._collected(prepared, recorder)
-                collected.throughput = taken
-                if not self._config.disable_aggregation and len(collected.rollouts):
-                    await self._measure(collected, prepared, planned_by_agent, client, opened)
+                    recorder.sync()
+                    self._check_files(prepared, recorder)
+                    collected = self._collected(prepared, recorder)
+                    collected.throughput = taken
+                    if not self._config.disable_aggregation and len(collected.rollouts):
+                        await self._measure(collected, prepared, planned_by_agent, client, opened)
+                    self._check_files(prepared, recorder)
                 return collected
 
     def _prepare(self, lock: OutputLock) -> Prepared:
@@ -187,15 +190,25 @@ class Collection:
         finally:
             self._opening = None
 
+    def _check_files(self, prepared: Prepared, recorder: Recorder) -> None:
+        """Raise an error if outcomes could not be recorded, or are not in the files any more."""
+        recorder.check_files()
+        error, ledger = recorder.error, recorder.ledger
+        if error is None:
+            return
+        with suppress(JournalError):  # the error that ended the run comes first
+            prepared.manifest.save(state="stopped", ledger=ledger.as_data())
+        if isinstance(error, InterferenceError):
+            raise error
+        are = "is" if ledger.succeeded == 1 else "are"
+        raise JournalError(
+            f"{error}. The {counted(ledger.succeeded, 'rollout')} recorded so far {are} safe; "
+            "continue with +resume_from_cache=true"
+        ) from error
+
     def _collected(self, prepared: Prepared, recorder: Recorder) -> Collected:
-        """The result of the run; raises an error if outcomes could not be recorded."""
+        """The result of the run."""
         ledger = recorder.ledger
-        if recorder.error is not None:
-            are = "is" if ledger.succeeded == 1 else "are"
-            raise JournalError(
-                f"{recorder.error}. The {counted(ledger.succeeded, 'rollout')} recorded so far {are} safe; "
-                "continue with +resume_from_cache=true"
-            ) from recorder.error
         stopped_by = self._stopped_by
         if recorder.is_over_budget:
             stopped_by = f"more failures than max_failure_rate={self._config.max_failure_rate:g} allows"

@@ -1,4 +1,4 @@
-"""What a run does every second: sync its files, show its progress, write its status."""
+"""What a run does every second: sync and check its files, show its progress, write its status."""
 
 import asyncio
 import logging
@@ -51,6 +51,7 @@ class Heartbeat:
             await asyncio.to_thread(self.recorder.sync)
         except JournalError as error:
             self.recorder.fail(error)
+        self.recorder.check_files()
         state = self._state()
         snapshot = self.progress.snapshot(state)
         self.display.show(snapshot)

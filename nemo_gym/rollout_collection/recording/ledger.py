@@ -27,6 +27,8 @@ class Ledger:
     failed_now: Counter[AnyKind] = field(default_factory=Counter)
     cancelled: int = 0
     """Started, but cancelled because the run was stopped."""
+    lost: int = 0
+    """Recorded, but not in the output any more: another program has removed them."""
     retried: int = 0
     """Rollouts that took more than one attempt."""
     causes: Causes = field(default_factory=Causes)
@@ -44,7 +46,7 @@ class Ledger:
 
     @property
     def succeeded(self) -> int:
-        return self.resumed + self.succeeded_now
+        return max(0, self.resumed + self.succeeded_now - self.lost)
 
     @property
     def failed(self) -> Counter[AnyKind]:

@@ -9,11 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from nemo_gym.errors import JournalError, NeMoGymError
+from nemo_gym.errors import InterferenceError, JournalError, NeMoGymError
 from nemo_gym.journal import Journal
 from nemo_gym.path_utils import failures_path_for
+from nemo_gym.records import packed
 from nemo_gym.rollout_collection.outcome import Failure, Outcome, Success
+from nemo_gym.rollout_collection.recording.interference import Interference, interference
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
+from nemo_gym.rollout_collection.recording.recovery import read_keyed
 from nemo_gym.rollout_collection.recording.scan import Found
 
 
@@ -86,6 +89,33 @@ class Recorder:
             if self._failures is None:
                 self._failures = self._files.enter_context(Journal(failures_path_for(self._output)))
             self._failures.append(outcome.line())
+
+    def check_files(self) -> None:
+        """End the run if another program has changed a file that it writes."""
+        for journal in (self._rollouts, self._failures):
+            if journal is not None and self.error is None and (found := interference(journal)) is not None:
+                self.fail(self._interfered(journal, found))
+
+    def _interfered(self, journal: Journal, found: Interference) -> InterferenceError:
+        """The error that says what happened; the ledger no longer counts what the output does not hold."""
+        what = f"{journal.path} {found.what} while this run was writing it"
+        if journal is not self._rollouts:
+            return InterferenceError(
+                f"{what}. The rollouts are safe; continue with +resume_from_cache=true, which plays rollouts "
+                "again whose failures are missing from it"
+            )
+        recorded = set(self._found.index.keys)
+        held = len(recorded & {packed(key) for key, _ in read_keyed(journal.place)})
+        self.ledger.lost = len(recorded) - held
+        if found.moved_to is not None:
+            return InterferenceError(
+                f"{what}. All {len(recorded)} rollouts recorded so far are in {found.moved_to}; move it "
+                "back, then continue with +resume_from_cache=true"
+            )
+        return InterferenceError(
+            f"{what}. It holds {held} of the {len(recorded)} rollouts recorded so far; continue with "
+            "+resume_from_cache=true, which checks every line and plays what is missing"
+        )
 
     def sync(self) -> None:
         """Make what was written survive a power failure. Blocks; any thread may call it."""
