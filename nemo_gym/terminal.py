@@ -17,6 +17,11 @@ _ESCAPES = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and newline, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of text
+    "\u2028\u2029]"  # separators of lines and paragraphs
+)
 _UNLIMITED = 1_000_000
 """Columns: more than any table has, so that no cell is cut or wrapped."""
 
@@ -71,6 +76,16 @@ def one_line(text: str) -> str:
     """Untrusted text as one line that is safe to show: no control characters, no escape sequences."""
     words = " ".join(_ESCAPES.sub("", text).split())
     return "".join(character for character in words if character.isprintable())
+
+
+def safe_text(text: str) -> str:
+    """Untrusted text of several lines, safe to show: other control characters as `\\x1b` or `\\u202e`."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_safe(text: str) -> bool:
+    """Whether `safe_text` leaves it unchanged."""
+    return _UNSAFE.search(text) is None
 
 
 def _plain(drawn: "Table") -> str:

@@ -38,7 +38,7 @@ LAYERS = [
     {"text_fit"},
     {"config_types", "path_utils", "terminal", "progress_bar", "extras", "responses_converter"},
     {"config", "journal"},
-    {"records"},
+    {"records", "log_output"},
     {"metrics", "trackers"},
     {"global_config", "reward_profile", "prompt"},
     {"client", "local_engine"},

@@ -1,8 +1,5 @@
 """`ng_aggregate_rollouts`."""
 
-import json
-import logging
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.cli.output import complain, say, say_json
 from nemo_gym.client import ServerClient
 from nemo_gym.config import GymConfig
 from nemo_gym.config.instances import instance_names
@@ -32,12 +30,11 @@ class AggregateRolloutsConfig(ConfigPaths, RolloutAggregationConfig):
 def run(config: GymConfig, options: AggregateRolloutsConfig) -> int:
     import uvloop
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
-    notice = partial(print, file=sys.stderr) if options.json_output else print
+    notice = complain if options.json_output else say
     shards = load_shards(options, notice)
     done = uvloop.run(aggregate_shards(options, shards, partial(_open_client, config), notice))
     if options.json_output:
-        print(json.dumps(_data(done), indent=2))
+        say_json(_data(done))
     elif done is not None:
         _show(done)
     return 0
@@ -78,12 +75,12 @@ def _data(done: Aggregation | None) -> dict[str, Any]:
 
 def _show(done: Aggregation) -> None:
     for line in metrics_lines(done.entries, Screen.of(sys.stdout)):
-        print(line)
+        say(line)
     if done.merged_path is not None:
-        print(f"Rollouts: {done.merged_path}")
-    print(f"Aggregate metrics: {done.metrics_path}")
+        say(f"Rollouts: {done.merged_path}")
+    say(f"Aggregate metrics: {done.metrics_path}")
     for line in done.tracked:
-        print(line)
+        say(line)
 
 
 COMMAND = Command(

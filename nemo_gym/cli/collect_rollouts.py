@@ -1,8 +1,6 @@
 """`ng_collect_rollouts`."""
 
 import asyncio
-import json
-import logging
 import signal
 import sys
 from contextlib import suppress
@@ -13,10 +11,12 @@ from pydantic import Field
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
+from nemo_gym.cli.output import say, say_json
 from nemo_gym.config import GymConfig, max_rollout_attempts
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
+from nemo_gym.log_output import hidden, log_counts
 from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
@@ -40,7 +40,6 @@ class CollectRolloutsConfig(RolloutCollectionConfig, ConfigPaths):
 
 
 def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     if options.dry_run:
         return uvloop.run(_dry_run(config, options))
     collect_garbage_less()
@@ -61,14 +60,15 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
     _obey_signals(collection, display, leaving)
     try:
         collected = await collection.run()
+        log_counts()
     except NeMoGymError as error:
-        leaving.within(_LEAVE_S, error.exit_code, f"{type(error).__name__}: {error}\n")
+        leaving.within(_LEAVE_S, error.exit_code, hidden(f"{type(error).__name__}: {error}\n"))
         raise
     try:
         if options.json_output:
-            print(json.dumps(report_data(collected), indent=2), flush=True)
+            say_json(report_data(collected), flush=True)
         else:
-            print("\n".join(report(collected, Screen.of(sys.stdout))), flush=True)
+            say("\n".join(report(collected, Screen.of(sys.stdout))), flush=True)
     except BrokenPipeError:  # the reader has closed the pipe; the exit code still reports the result
         discard_output()
     exit_code = 0 if collected.ledger.is_complete and not collected.warnings else 1
@@ -77,7 +77,7 @@ async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: L
 
 
 async def _dry_run(config: GymConfig, options: CollectRolloutsConfig) -> int:
-    print("\n".join(dry_run(options, servers_in_sight(config, options.hosting), _policy(config))))
+    say("\n".join(dry_run(options, servers_in_sight(config, options.hosting), _policy(config))))
     return 0
 
 

@@ -1,5 +1,6 @@
 """A command: the class of its settings, an example, and the function that runs it."""
 
+import logging
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from nemo_gym.cli.main import COMMANDS
+from nemo_gym.cli.output import say
 from nemo_gym.config import (
     GymConfig,
     component_roots,
@@ -23,6 +25,7 @@ from nemo_gym.config import (
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.environment_variables import forget_policy_api_key
 from nemo_gym.errors import ConfigError
+from nemo_gym.log_output import start_logging
 
 _LONGEST_LINE = 110
 _LAST = ("wandb_", "mlflow_")
@@ -53,18 +56,21 @@ class Command(Generic[Options]):
     """Whether env.yaml and config_paths are read."""
     other_key: str = "+policy_model_name=my-model"
     """An example of a key that is not a field, shown in the help if `reads_files`."""
+    log_level: int = logging.WARNING
     positional: tuple[str, ...] = ()
     """Fields whose names may be omitted, in this order: `ng compare a.jsonl b.jsonl`."""
 
     def main(self, arguments: list[str]) -> int:
         if not {"--help", "-h"}.isdisjoint(arguments):
-            print(self.help())
+            say(self.help())
             return 0
+        logs = start_logging(self.log_level)
         arguments = self.named(arguments)
         overrides = parse_arguments(arguments, string_fields(self.options), flag_fields(self.options))
         if self.reads_files:
             config = load_config(overrides=overrides)
             forget_policy_api_key()
+            logs.hide(config.secrets)
         else:
             config = GymConfig(
                 overrides.values, (), overrides.texts, config_paths=(), roots=component_roots()

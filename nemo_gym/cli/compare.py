@@ -1,8 +1,6 @@
 """`ng_compare`: compare two runs, as text or as JSON."""
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from unicodedata import east_asian_width
@@ -23,6 +21,7 @@ from nemo_gym.analysis.comparison import (
 )
 from nemo_gym.analysis.same_tasks import SameTasks
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import complain, say, say_json
 from nemo_gym.config import GymConfig
 from nemo_gym.config.roots import expand
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
@@ -67,11 +66,11 @@ def run(config: GymConfig, options: CompareConfig) -> int:
         bad_lines=bad_lines,
     )
     for line in bad_lines.warning_lines():
-        print(line, file=sys.stderr)
+        complain(line)
     if options.json_output:
-        print(json.dumps(found.as_data(), indent=2, allow_nan=False))
+        say_json(found.as_data(), allow_nan=False)
     else:
-        print("\n".join(report(found)))
+        say("\n".join(report(found)))
     return 0
 
 

@@ -1,11 +1,13 @@
 """`ng_dump_config`."""
 
 from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.cli.output import say_yaml
 from nemo_gym.config import GymConfig
 
 
 def run(config: GymConfig, options: ConfigPaths) -> int:
-    print(config.to_yaml(masked=True), end="")
+    text = config.to_yaml()
+    say_yaml(text, config.to_yaml(ascii_only=True))
     return 0
 
 

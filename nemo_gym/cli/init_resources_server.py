@@ -8,6 +8,7 @@ from string import Template
 
 from nemo_gym import PARENT_DIR
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import say
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError
@@ -33,12 +34,12 @@ def run(config: GymConfig, options: InitConfig) -> int:
         raise ConfigError(f"{folder} already exists; nothing was written. Choose another name")
     try:
         for path in _write(folder, name):
-            print(path)
+            say(path)
     except OSError as error:
         raise ConfigError(
             f"cannot write {error.filename}: {error.strerror}; choose another folder"
         ) from error
-    print(f"Next: ng_test +entrypoint={folder}, then write your tools and `verify` in {folder / 'app.py'}.")
+    say(f"Next: ng_test +entrypoint={folder}, then write your tools and `verify` in {folder / 'app.py'}.")
     return 0
 
 

@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from nemo_gym.cli.name_conflict import warn_of_other_distribution
+from nemo_gym.cli.output import complain, say
 
 _PREFIX = "ng_"
 COMMANDS = {
@@ -37,7 +38,7 @@ def main() -> None:
     if program.startswith(_PREFIX) and program.removeprefix(_PREFIX) in COMMANDS:
         enter(program.removeprefix(_PREFIX), arguments)
     elif not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(overview())
+        say(overview())
     elif arguments[0] in ("--version", "-V"):
         enter("version", arguments[1:])
     else:
@@ -86,7 +87,10 @@ def enter(name: str, arguments: list[str]) -> None:
         sys.stdout.flush()
         sys.exit(exit_code)
     except NeMoGymError as error:
-        sys.exit(_complain(f"{type(error).__name__}: {error}", error.exit_code))
+        from nemo_gym.log_output import hidden, log_counts
+
+        log_counts()
+        sys.exit(_complain(hidden(f"{type(error).__name__}: {error}"), error.exit_code))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -107,5 +111,5 @@ def _replace_unencodable() -> None:
 
 
 def _complain(message: str, exit_code: int = 2) -> int:
-    print(message, file=sys.stderr)
+    complain(message)
     return exit_code

@@ -1,6 +1,7 @@
 """`ng_materialize_prompts`."""
 
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import say
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.prompt import materialize_prompts
@@ -23,7 +24,7 @@ def run(config: GymConfig, options: MaterializePromptsConfig) -> int:
     count = materialize_prompts(
         options.input_jsonl_fpath, options.output_jsonl_fpath, options.prompt_config, config.roots
     )
-    print(f"Wrote {counted(count, 'row')} from {options.input_jsonl_fpath} to {options.output_jsonl_fpath}.")
+    say(f"Wrote {counted(count, 'row')} from {options.input_jsonl_fpath} to {options.output_jsonl_fpath}.")
     return 0
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
+from nemo_gym.cli.output import complain
+
 OTHER_DISTRIBUTION = "nemo-gym"
 _METADATA = re.compile(r"nemo_gym(-.*)?\.(dist|egg)-info")
 """The name of its metadata folder."""
@@ -16,7 +18,7 @@ _METADATA = re.compile(r"nemo_gym(-.*)?\.(dist|egg)-info")
 def warn_of_other_distribution() -> None:
     """Print the warning once per process."""
     if is_installed(sys.path):
-        print(conflict_message(), file=sys.stderr)
+        complain(conflict_message())
 
 
 def is_installed(search_path: Sequence[str]) -> bool:

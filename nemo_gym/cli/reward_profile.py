@@ -1,11 +1,10 @@
 """`ng_reward_profile`."""
 
-import json
-import sys
 from typing import Any
 
 from nemo_gym.analysis.profile_files import AgentRewards, ProfiledRewards, profile_rewards
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import complain, say, say_json
 from nemo_gym.config import GymConfig
 from nemo_gym.metrics.headline import between
 from nemo_gym.metrics.profile import Difficulty, RewardProfileConfig
@@ -37,8 +36,11 @@ def run(config: GymConfig, options: RewardProfileOptions) -> int:
     )
     done = profile_rewards(files, bad_lines)
     for line in bad_lines.warning_lines():
-        print(line, file=sys.stderr)
-    print(json.dumps(_as_json(done), indent=2) if options.json_output else _as_text(done))
+        complain(line)
+    if options.json_output:
+        say_json(_as_json(done))
+    else:
+        say(_as_text(done))
     return 0
 
 

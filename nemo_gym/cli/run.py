@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
+from nemo_gym.cli.output import say
 from nemo_gym.cli.status import status_table
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig, assign_ports
@@ -28,7 +28,6 @@ def run(config: GymConfig, options: RunConfig) -> int:
         raise ConfigError(
             "the configuration defines no servers to run; give its files with '+config_paths=[…]'"
         )
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     raise_file_limit()
     return asyncio.run(_until_stopped(assign_ports(config), options))
 
@@ -74,7 +73,7 @@ class _Output:
 
     def say(self, text: str) -> None:
         try:
-            print(text, flush=True)
+            say(text, flush=True)
         except BrokenPipeError:
             discard_output()
             self._stop.set()
@@ -90,4 +89,5 @@ COMMAND = Command(
     "ng_run '+config_paths=[resources_servers/calculator/configs/calculator.yaml,"
     "responses_api_models/openai_model/configs/openai_model.yaml]' "
     "+policy_base_url=http://127.0.0.1:8000/v1 +policy_api_key=none +policy_model_name=my-model",
+    log_level=logging.INFO,
 )

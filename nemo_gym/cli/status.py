@@ -1,11 +1,11 @@
 """`ng_status`."""
 
-import json
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import say, say_json
 from nemo_gym.client import base_url
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
@@ -45,13 +45,13 @@ def run(config: GymConfig, options: StatusConfig) -> int:
     collections = [with_server_activities(one, urls) if one.get("served") else one for one in collections]
     if options.json_output:
         shown = [server.model_dump() for server in servers]
-        print(json.dumps({"servers": shown, "collections": collections}, indent=2))
+        say_json({"servers": shown, "collections": collections})
     else:
         if servers:
-            print(f"head server {head}")
-            print(status_table(servers))
+            say(f"head server {head}")
+            say(status_table(servers))
         for collection in collections:
-            print(collection_text(collection))
+            say(collection_text(collection))
     return 0 if all(server.status == "ready" for server in servers) else 1
 
 

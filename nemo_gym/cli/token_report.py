@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from nemo_gym.analysis.tokens.defects import DEFECTS
 from nemo_gym.analysis.tokens.findings import Break, Place, TokenReport
 from nemo_gym.analysis.tokens.report import DEFAULT_MOST_BREAKS, report_tokens
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import complain, say, say_json
 from nemo_gym.config import GymConfig
 from nemo_gym.config.roots import expand
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
@@ -48,11 +48,11 @@ def run(config: GymConfig, options: TokenReportConfig) -> int:
         bad_lines=bad_lines,
     )
     for line in bad_lines.warning_lines():
-        print(line, file=sys.stderr)
+        complain(line)
     if options.json_output:
-        print(json.dumps(found.as_data(), indent=2, allow_nan=False))
+        say_json(found.as_data(), allow_nan=False)
     else:
-        print("\n".join(report(found, options)))
+        say("\n".join(report(found, options)))
     is_missing = not found.rollouts_with_tokens and not options.allow_missing
     return 0 if found.is_clean and not is_missing else 1
 

@@ -1,6 +1,7 @@
 """`ng_validate`."""
 
 from nemo_gym.cli.command import Command, ConfigPaths
+from nemo_gym.cli.output import say
 from nemo_gym.config import GymConfig
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.check import check_server
@@ -17,8 +18,8 @@ def run(config: GymConfig, options: ConfigPaths) -> int:
         (server.name, server.kind, server.implementation, len(server.settings.get("datasets") or []))
         for server in config.servers
     ]
-    print(table(("name", "kind", "implementation", "datasets"), rows))
-    print(f"The configuration is valid: {counted(len(rows), 'server')}.")
+    say(table(("name", "kind", "implementation", "datasets"), rows))
+    say(f"The configuration is valid: {counted(len(rows), 'server')}.")
     return 0
 
 

@@ -1,11 +1,11 @@
 """`ng_version`."""
 
-import json
 import platform
 from importlib.metadata import version
 
 from nemo_gym import PARENT_DIR, __version__
 from nemo_gym.cli.command import Command
+from nemo_gym.cli.output import say, say_json
 from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.extras import DISTRIBUTION
@@ -22,10 +22,10 @@ def run(config: GymConfig, options: VersionConfig) -> int:
     versions = {DISTRIBUTION: __version__, "python": platform.python_version()}
     versions |= {name: version(name) for name in _PACKAGES}
     if options.json_output:
-        print(json.dumps(versions, indent=2))
+        say_json(versions)
         return 0
-    print(f"{DISTRIBUTION} {__version__} ({PARENT_DIR})")
-    print(", ".join(f"{name} {number}" for name, number in list(versions.items())[1:]))
+    say(f"{DISTRIBUTION} {__version__} ({PARENT_DIR})")
+    say(", ".join(f"{name} {number}" for name, number in list(versions.items())[1:]))
     return 0
 
 

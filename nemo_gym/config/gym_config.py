@@ -75,14 +75,14 @@ class GymConfig:
         masked: dict[str, Any] = mask_secrets(self.data)
         return masked
 
-    def to_yaml(self, masked: bool = True) -> str:
+    def to_yaml(self, masked: bool = True, *, ascii_only: bool = False) -> str:
         import yaml
 
         dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
         data = json.loads(
             _encode(self.masked() if masked else self.data), object_hook=_unpaired
         )  # no aliases
-        return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True)
+        return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=not ascii_only)
 
     def with_layer(self, values: Mapping[str, Any]) -> "GymConfig":
         """A copy with nested values merged into it; a key may contain dots."""

@@ -4,6 +4,8 @@ import os
 import sys
 import threading
 
+from nemo_gym.terminal import safe_text
+
 
 class Leaving:
     """Exits this process after a delay, unless it ends before: call `within`, later `done`."""
@@ -15,7 +17,7 @@ class Leaving:
         """Exit this process after this time, if it has not ended by then."""
 
         def leave() -> None:
-            sys.stderr.write(last_words)
+            sys.stderr.write(safe_text(last_words))
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(exit_code)

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from nemo_gym.config import redact
+from nemo_gym.terminal import safe_text
 
 _LONGEST = 65_536
 """Bytes after which a line is split."""
@@ -36,4 +37,4 @@ class LogLines:
         return text[: -self._kept_back].encode("utf-8", "surrogateescape")
 
     def _shown(self, line: bytes) -> str:
-        return redact(line.decode("utf-8", "replace").rstrip(), self._secrets)
+        return safe_text(redact(line.decode("utf-8", "replace").rstrip(), self._secrets))

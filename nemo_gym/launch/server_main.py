@@ -22,6 +22,7 @@ from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http.transport_choice import enable_plain_client
 from nemo_gym.launch.embedded import build_hosted
+from nemo_gym.log_output import log_counts, start_logging
 from nemo_gym.servers.serve import GRACE_S, serve
 
 
@@ -32,10 +33,11 @@ def main() -> None:
     parser.add_argument("--listener-fd", type=int, required=True)
     parser.add_argument("--status-fd", type=int, required=True)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs = start_logging(logging.INFO, with_names=True)
     for descriptor in (options.listener_fd, options.status_fd):
         os.set_inheritable(descriptor, False)  # child processes of the environment must not keep the port
     config = config_from_bytes(sys.stdin.buffer.readline())
+    logs.hide(config.secrets)
     parent = _Parent(_take_standard_input())
     threading.Thread(target=parent.watch, daemon=True).start()
     set_global_config_dict(config.values)
@@ -123,6 +125,7 @@ class _Parent:
 
     def end(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGTERM after the server has stopped."""
+        log_counts()
         if self._gone.is_set():
             os.killpg(0, signal.SIGKILL)
         signal.signal(number, signal.SIG_DFL)

@@ -57,6 +57,7 @@ def uvicorn_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
         interface="asgi3",
         host=host,
         port=port,
+        log_config=None,  # that of the process
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -96,7 +97,11 @@ async def serve_head(head: HeadServer) -> AsyncIterator[None]:
             "Stop it, or set another port with +head_server.port=<port>"
         ) from error
     config = uvicorn.Config(
-        head.setup_webserver(), log_level="warning", access_log=False, timeout_graceful_shutdown=2
+        head.setup_webserver(),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=2,
     )
     with listener:
         async with serving(config, listener):

@@ -4,9 +4,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from nemo_gym.log_output import LogsAbove
 from nemo_gym.rollout_collection.display.progress import Snapshot
 from nemo_gym.rollout_collection.display.quantities import clock, short_number
-from nemo_gym.terminal import one_line
+from nemo_gym.terminal import one_line, safe_text
 
 if TYPE_CHECKING:
     from nemo_gym.progress_bar import ProgressBar
@@ -25,6 +26,8 @@ class Display:
         self._is_terminal = stream.isatty()
         self._last_line = time.monotonic()
         self._bar: ProgressBar | None = None
+        self._logs: LogsAbove | None = None
+        """Set while there is a bar."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Called every second."""
@@ -43,20 +46,24 @@ class Display:
         with suppress(*_UNWRITABLE):
             self._draw(snapshot).close()
         self._bar = None
+        if self._logs is not None:
+            self._logs.end()
+            self._logs = None
 
     def note(self, text: str) -> None:
         """Write a separate line, above the bar."""
         if self._bar is None:
-            self._write_line(text)
+            self._write_line(safe_text(text))
         else:
             with suppress(*_UNWRITABLE):
-                self._bar.note(text)
+                self._bar.note(safe_text(text))
 
     def _draw(self, snapshot: Snapshot) -> "ProgressBar":
         if self._bar is None:
             from nemo_gym.progress_bar import ProgressBar  # loads tqdm
 
             self._bar = ProgressBar(self._stream, LABEL, snapshot.total)
+            self._logs = LogsAbove(self._stream, self.note)
         times = f"{clock(snapshot.elapsed_s)}<{clock(snapshot.eta_s)}"
         rate = f"{short_number(snapshot.per_minute)}/min"
         self._bar.update(snapshot.done, f"{times}, {rate}", details(snapshot))

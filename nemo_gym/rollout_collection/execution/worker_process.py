@@ -11,6 +11,7 @@ import time
 import uvloop
 
 from nemo_gym.launch.leave import Leaving
+from nemo_gym.log_output import log_counts, start_logging
 from nemo_gym.rollout_collection.execution.link import LinkClosedError
 from nemo_gym.rollout_collection.execution.socket_link import Frames
 from nemo_gym.rollout_collection.execution.worker import WorkerPolicy, WorkerSetup, serve
@@ -20,7 +21,7 @@ def main() -> None:
     link, lifeline = map(int, sys.argv[1:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     os.dup2(2, 1)  # what environments print
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    start_logging(logging.WARNING, with_names=True)
     uvloop.run(_work(socket.socket(fileno=link), lifeline))
 
 
@@ -37,6 +38,7 @@ async def _work(end: socket.socket, lifeline: int) -> None:
         pass  # the driver is gone
     finally:
         driver.close()
+        log_counts()
         Leaving().within(policy.exit_s, 0)
 
 
