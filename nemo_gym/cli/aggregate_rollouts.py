@@ -1,5 +1,6 @@
 """`ng_aggregate_rollouts`."""
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial

@@ -15,6 +15,7 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ServerDiedError
 from nemo_gym.launch.server_process import LogLine, ServerProcess
+from nemo_gym.log_output import EVENT
 from nemo_gym.servers.head import HeadServer, ServerStatus
 from nemo_gym.servers.serve import serve_head
 
@@ -102,10 +103,9 @@ class Fleet:
             await process.ended()
             if self._is_final(process):
                 raise ServerDiedError(process.death_message())
-            logger.warning("%s", process.death_message())
-            logger.warning(
-                "restarting %s (%d of %d)", process.name, process.restarts + 1, self._options.max_restarts
-            )
+            number, limit = process.restarts + 1, self._options.max_restarts
+            logger.warning("%s", process.death_message(), extra=EVENT)
+            logger.warning("restarting %s (%d of %d)", process.name, number, limit, extra=EVENT)
             with suppress(ServerDiedError):  # counted as one more death
                 await process.restart(self._options.startup_timeout_s)
 

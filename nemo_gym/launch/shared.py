@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from nemo_gym.config import GymConfig, ServerInstance, assign_ports
 from nemo_gym.launch.components import load_module, server_class
 from nemo_gym.launch.fleet import Fleet, FleetConfig
+from nemo_gym.log_output import log_foreign_line
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
         yield Shared(config)
         return
     config = assign_ports(config)
-    fleet = Fleet(config, FleetConfig(restart_policy="on_failure"), _log, only=names)
+    fleet = Fleet(config, FleetConfig(restart_policy="on_failure"), _Warnings(), only=names)
     try:
         await fleet.start()
         watching = asyncio.create_task(_watch(fleet))
@@ -61,6 +62,17 @@ async def _watch(fleet: Fleet) -> None:
             logger.error("%s", error)
 
 
-def _log(name: str, line: str) -> None:
-    if line.startswith(("WARNING", "ERROR", "CRITICAL")):
-        logger.warning("%s: %s", name, line)
+class _Warnings:
+    """Shows the warnings and errors in the output of servers, with their tracebacks."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+        """The servers whose last log line was a warning."""
+
+    def __call__(self, name: str, line: str) -> None:
+        if line.startswith(("WARNING", "ERROR", "CRITICAL")):
+            self._shown.add(name)
+        elif not line.startswith("  "):
+            self._shown.discard(name)
+        if name in self._shown:
+            log_foreign_line(f"{name}: {line}")

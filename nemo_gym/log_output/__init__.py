@@ -1,6 +1,7 @@
 """Log lines on standard error: safe to show, without secrets; repeated failures are counted."""
 
 from nemo_gym.log_output.handler import (
+    EVENT,
     LogHandler,
     LogsAbove,
     hidden,
@@ -12,6 +13,7 @@ from nemo_gym.log_output.handler import (
 from nemo_gym.log_output.repeated import RepeatPolicy
 
 __all__ = [
+    "EVENT",
     "LogHandler",
     "LogsAbove",
     "RepeatPolicy",

@@ -13,6 +13,9 @@ from nemo_gym.log_output.repeated import RepeatedRecords, RepeatPolicy
 from nemo_gym.terminal import safe_text
 
 _FOREIGN = "is_foreign_line"
+_EVENT = "is_event"
+EVENT = {_EVENT: True}
+"""The `extra` of warnings that are always shown, such as a restart. There must be few of them."""
 _FORMAT = "%(levelname)s %(message)s"
 _FORMAT_WITH_NAME = "%(levelname)s %(name)s: %(message)s"
 
@@ -50,7 +53,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         return redact(text, self._secrets)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.WARNING or getattr(record, _FOREIGN, False):
+        if record.levelno < logging.WARNING or any(hasattr(record, one) for one in (_FOREIGN, _EVENT)):
             super().emit(record)
             return
         try:

@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import logging
 import os
 import re
 import struct
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from nemo_gym.log_output import LogHandler
 from nemo_gym.rollout_collection.display.progress import Snapshot
 from nemo_gym.rollout_collection.display.screen import Display
 
@@ -108,6 +110,26 @@ def test_lines_of_other_writers_are_not_erased(terminal: Terminal) -> None:
     display.show(snapshot(46))
     other, bar, _ = terminal.screen
     assert other.startswith("WARNING from a library") and "46/200" in bar
+
+
+def test_log_lines_are_above_the_bar_while_there_is_one(terminal: Terminal) -> None:
+    handler, logger = LogHandler(terminal), logging.getLogger("test of the bar")
+    logging.getLogger().addHandler(handler)
+    try:
+        display = Display(terminal)
+        display.show(snapshot())
+        for number in range(3000):
+            logger.warning("rollout %d failed", number)
+        logger.warning("another\x1b[2J")
+        display.finish(snapshot(done=200))
+        handler.close()
+    finally:
+        logging.getLogger().removeHandler(handler)
+    screen = terminal.screen
+    assert screen[:2] == ["WARNING rollout 0 failed", r"WARNING another\x1b[2J"]
+    assert screen[2].startswith("Collecting rollouts: 100%")
+    assert screen[4:] == ["WARNING … and 2999 more like this: rollout 0 failed"]
+    assert handler.stream is terminal
 
 
 def test_text_of_others_neither_controls_the_terminal_nor_the_format(terminal: Terminal) -> None:
