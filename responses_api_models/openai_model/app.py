@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field
 
 from nemo_gym.base_responses_api_model import BaseResponsesAPIModelConfig, Body, SimpleResponsesAPIModel
+from nemo_gym.formats.extra_body import laid_over
 from nemo_gym.formats.usage_conversion import filled_usage
 from nemo_gym.openai_utils import (
     NeMoGymAsyncOpenAI,
@@ -31,7 +32,7 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     openai_model: str
     """The model that every request gets, whatever model it names."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Fields set on every request to the endpoint, over those of the request."""
+    """Fields of every request to the endpoint that does not have them itself."""
     openai_default_headers: dict[str, str] = Field(default_factory=dict, repr=False)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
     """Maximum number of concurrent requests to the endpoint; None: as many as there are rollouts."""
@@ -126,7 +127,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
             request = {**request, "stream": True}
             if api == "chat_completions":
                 request["stream_options"] = {"include_usage": True, **(request.get("stream_options") or {})}
-        request = {**request, **self.config.extra_body}
+        request = laid_over(request, self.config.extra_body)
         if api == "responses" and not self.takes_seed and request.pop("seed", None) is not None:
             self._warn("this endpoint does not accept a seed; it is not sent")
         return request

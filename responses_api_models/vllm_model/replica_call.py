@@ -17,13 +17,14 @@ from uuid import uuid4
 
 import aiohttp
 
+from nemo_gym.formats.conversion_error import RequestFormatError
+from nemo_gym.formats.extra_body import LENGTH_FIELDS, laid_over, with_metadata_unpacked
 from nemo_gym.formats.generated_text import parse_generated
 from nemo_gym.formats.token_fields import newest_known_turn, without_tokens
 from nemo_gym.formats.token_replay import replayed_prompt
 from nemo_gym.formats.usage_conversion import filled_usage
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
 from responses_api_models.vllm_model.token_ids import (
-    LENGTH_FIELDS,
     LOG_PROBS_MODE_FIELD,
     RENDERED,
     TOKEN_REQUEST_FIELDS,
@@ -82,17 +83,21 @@ def turns_for(config: VLLMModelConfig, notices: Notices) -> Turns:
 
 
 def prepared(chat: Chat, config: VLLMModelConfig) -> Chat:
-    """A chat request with the configured fields."""
+    """A chat request with the configured fields, and with those that its metadata holds as JSON."""
+    try:
+        chat = with_metadata_unpacked(chat)
+    except RequestFormatError as error:
+        raise UnsupportedRequestError(str(error)) from error
     overrides = dict(config.sampling_overrides)
     lengths = [overrides.pop(name) for name in LENGTH_FIELDS if name in overrides]
-    if lengths:  # replaces all names of the limit that a request may use
-        chat = {name: value for name, value in chat.items() if name not in LENGTH_FIELDS}
+    if lengths:
         overrides["max_completion_tokens"] = lengths[0]
-    request = {**chat, "model": config.model, **overrides}
-    if config.chat_template_kwargs:
-        given = chat.get("chat_template_kwargs") or {}
-        request["chat_template_kwargs"] = {**config.chat_template_kwargs, **given}
-    request |= config.extra_body
+    request = laid_over({"model": config.model, **overrides}, laid_over(chat, config.extra_body))
+    template: Chat = {}
+    for fields in (config.extra_body, vars(config), chat):
+        template |= fields.get("chat_template_kwargs") or {}
+    if template:
+        request["chat_template_kwargs"] = template
     if not request.get("tools"):
         request.pop("tools", None)
         if request.get("tool_choice") in (None, "auto", "none"):  # vLLM rejects a choice without tools

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from nemo_gym.formats.extra_body import LENGTH_FIELDS
 from nemo_gym.formats.token_fields import token_fields
 from nemo_gym.openai_utils import TokenIDLogProbMixin
 
@@ -39,7 +40,6 @@ _CHAT_ONLY = (
     "reasoning_effort",
     "add_generation_prompt",
 )
-LENGTH_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _ID_PREFIX = "token_id:"
 
 

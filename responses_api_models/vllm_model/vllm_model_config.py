@@ -20,7 +20,7 @@ class VLLMModelConfig(BaseResponsesAPIModelConfig):
     chat_template_kwargs: dict[str, Any] | None = None
     """Passed to the chat template; those of a request take precedence."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Fields that replace those of every request."""
+    """Fields of every request that does not have them itself."""
     sampling_overrides: dict[str, Any] = Field(default_factory=dict)
     """Sampling fields that replace those of every request, such as temperature, top_p and top_k."""
     default_headers: dict[str, str] = Field(default_factory=dict, repr=False)

@@ -98,10 +98,11 @@ def test_invalid_address_is_refused_before_anything_starts(address: str) -> None
         OpenAIModel.check_config(new_model(openai_base_url=address).config)
 
 
-def test_extra_body_overrides_fields_of_every_request() -> None:
-    extra = {"temperature": 0.5, "vendor": {"a": [1]}}
-    exchange = Exchange(hi, {"input": "x", "temperature": 1.0, "top_p": 0.9}, extra_body=extra)
-    assert exchange.requests == [{"input": "x", "model": "mine", "top_p": 0.9, **extra}]
+def test_extra_body_adds_fields_and_those_of_the_request_win() -> None:
+    extra = {"temperature": 0.5, "vendor": {"a": [1]}, "max_output_tokens": 5, "model": "other"}
+    params = {"input": "x", "temperature": 1.0, "top_p": 0.9, "max_output_tokens": 9}
+    exchange = Exchange(hi, params, extra_body=extra)
+    assert exchange.requests == [{**params, "model": "mine", "vendor": {"a": [1]}}]
 
 
 def test_key_and_default_headers_are_sent() -> None:

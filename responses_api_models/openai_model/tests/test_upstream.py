@@ -324,11 +324,15 @@ def test_response_that_cannot_be_converted_is_a_failure_of_the_endpoint() -> Non
     assert response.headers["x-nemo-gym-failure-kind"] == "infrastructure"
 
 
-def test_extra_body_is_laid_over_the_converted_request() -> None:
-    extra = {"max_completion_tokens": 9, "chat_template_kwargs": {"a": 1}}
+def test_extra_body_is_laid_under_the_converted_request() -> None:
+    extra = {"max_completion_tokens": 9, "max_tokens": 9, "chat_template_kwargs": {"a": 1}}
     with open_model_server(chat_only, upstream_api="chat_completions", extra_body=extra) as it:
         it.post_ok({"input": "x", "max_output_tokens": 7})
-    assert it.requests[0].items() >= extra.items()
+        it.post_ok({"input": "x"})
+    first, second = it.requests
+    assert {name: value for name, value in first.items() if "max" in name} == {"max_completion_tokens": 7}
+    assert first["chat_template_kwargs"] == {"a": 1}
+    assert second.items() >= extra.items()
 
 
 @pytest.mark.parametrize(("upstream", "has_seed"), [("chat_completions", True), ("responses", False)])

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 import socket
 from typing import Any
@@ -47,19 +48,21 @@ def test_key_and_default_headers_are_sent() -> None:
     assert vllm.requests[0].headers["X-Team"] == "gym"
 
 
-def test_sampling_overrides_replace_request_fields_and_extra_body_replaces_both() -> None:
+def test_sampling_overrides_replace_request_fields_and_both_replace_extra_body() -> None:
     with VLLMStandIn() as vllm:
         gym = Gym(
             vllm,
-            sampling_overrides={"temperature": 0.5, "top_k": 20, "top_p": 0.9},
-            extra_body={"top_p": 0.8, "vendor": {"a": [1]}},
+            sampling_overrides={"temperature": 0.5, "top_k": 20},
+            extra_body={"top_k": 9, "top_p": 0.8, "max_tokens": 9, "vendor": {"a": [1]}, "model": "other"},
         )
-        gym.respond({"input": "x", "temperature": 1.0, "top_p": 0.1, "seed": 4})
+        gym.respond({"input": "x", "temperature": 1.0, "top_p": 0.1, "max_output_tokens": 7, "seed": 4})
         gym.chat({"messages": [user()], "temperature": 1.0})
-    for body in vllm.bodies():
-        assert body["temperature"] == 0.5
-        assert (body["top_k"], body["top_p"], body["vendor"]) == (20, 0.8, {"a": [1]})
-    assert vllm.bodies()[0]["seed"] == 4
+    first, second = vllm.bodies()
+    for body in (first, second):
+        assert (body["temperature"], body["top_k"], body["vendor"]) == (0.5, 20, {"a": [1]})
+        assert body["model"] == "mine"
+    assert (first["top_p"], first["seed"], first["max_completion_tokens"]) == (0.1, 4, 7)
+    assert (second["top_p"], second["max_tokens"]) == (0.8, 9) and "max_tokens" not in first
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
@@ -80,6 +83,45 @@ def test_template_arguments_of_a_request_take_precedence_over_configured_ones() 
     first, second = vllm.bodies()
     assert first["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
     assert second["chat_template_kwargs"] == {"enable_thinking": True, "style": "short"}
+
+
+def test_metadata_of_a_row_is_unpacked_into_the_request() -> None:
+    extra = {"top_k": 7, "temperature": 0.25, "max_tokens": 3, "chat_template_kwargs": {"style": "long"}}
+    metadata = {
+        "extra_body": json.dumps(extra),
+        "chat_template_kwargs": '{"enable_thinking": false}',
+        "user_id": "u1",
+    }
+    with VLLMStandIn() as vllm:
+        gym = Gym(
+            vllm,
+            chat_template_kwargs={"enable_thinking": True, "style": "short", "x": 1},
+            extra_body={"top_k": 20, "min_p": 0.1},
+        )
+        gym.respond({"input": "x", "temperature": 1.0, "max_output_tokens": 9, "metadata": metadata})
+        del metadata["user_id"]
+        gym.chat({"messages": [user()], "metadata": metadata})
+    first, second = vllm.bodies()
+    assert first["metadata"] == {"user_id": "u1"} and "metadata" not in second
+    for body in (first, second):
+        assert (body["top_k"], body["min_p"], body["temperature"]) == (7, 0.1, 0.25)
+        assert body["max_tokens"] == 3 and "max_completion_tokens" not in body and "extra_body" not in body
+        assert body["chat_template_kwargs"] == {"enable_thinking": False, "style": "long", "x": 1}
+
+
+@pytest.mark.parametrize("field", ["extra_body", "chat_template_kwargs"])
+@pytest.mark.parametrize("text", ["{top_k: 7}", "", "[1]", "7"])
+def test_metadata_that_is_not_a_json_object_is_rejected_with_its_name(field: str, text: str) -> None:
+    with VLLMStandIn() as vllm:
+        gym = Gym(vllm)
+        for body, path in (
+            ({"input": "x"}, "/v1/responses"),
+            ({"messages": [user()]}, "/v1/chat/completions"),
+        ):
+            response = gym.post({**body, "metadata": {field: text}}, path)
+            assert response.status == 422 and f"metadata.{field}" in text_of(response)
+            assert response.headers["x-nemo-gym-failure-kind"] == "data"
+    assert vllm.requests == []
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
