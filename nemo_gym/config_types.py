@@ -1,8 +1,8 @@
 """Configuration classes that environments and commands derive from, and the configuration errors."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +16,7 @@ from nemo_gym.errors import (
     InheritPathNotFoundError,
     ServerRefNotFoundError,
 )
+from nemo_gym.setting_names import meant_settings
 from nemo_gym.types import SERVER_KINDS
 
 __all__ = [
@@ -48,6 +49,14 @@ class BaseNeMoGymCLIConfig(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True, hide_input_in_errors=True)
 
+    if not TYPE_CHECKING:  # type checkers know the fields, and refuse other names themselves
+
+        def __new__(cls, **given: Any) -> Self:
+            """Refuse unknown keyword arguments. `model_validate` passes none here, so a whole configuration
+            may have other keys."""
+            refuse_unknown_arguments(cls, given)
+            return super().__new__(cls)
+
     @model_validator(mode="before")
     @classmethod
     def _plain_data(cls, data: Any) -> Any:
@@ -57,6 +66,24 @@ class BaseNeMoGymCLIConfig(BaseModel):
         from omegaconf import DictConfig, OmegaConf
 
         return OmegaConf.to_container(data, resolve=True) if isinstance(data, DictConfig) else data
+
+
+def refuse_unknown_arguments(model_class: type[BaseModel], given: Collection[str]) -> None:
+    """Raise one error for all names that are not fields of the class."""
+    unknown = [name for name in given if name not in names_of_fields(model_class)]
+    if unknown and model_class.model_config.get("extra") != "allow":
+        fields = list(model_class.model_fields)
+        hints = ((name, meant_settings(name, fields)) for name in unknown)
+        shown = (f"{name} (did you mean {' or '.join(meant)}?)" if meant else name for name, meant in hints)
+        raise ConfigError(
+            f"{model_class.__name__} has no field {', '.join(shown)}; its fields: {', '.join(fields)}"
+        )
+
+
+def names_of_fields(model_class: type[BaseModel]) -> set[str]:
+    """The names of its fields, and their aliases."""
+    aliases = ((field.alias, field.validation_alias) for field in model_class.model_fields.values())
+    return {*model_class.model_fields, *(name for pair in aliases for name in pair if isinstance(name, str))}
 
 
 class ResourcesServerRef(BaseModel):

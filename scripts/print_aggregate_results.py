@@ -20,7 +20,9 @@ from pydantic import ConfigDict
 
 from nemo_gym.cli.main import discard_output
 from nemo_gym.config import parse_arguments, string_fields, validate_fields
+from nemo_gym.config.known_settings import AcceptedSettings
 from nemo_gym.config.roots import expand
+from nemo_gym.config.unknown import refuse_unknown, undeclared_paths
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, NeMoGymError
 from nemo_gym.journal import read_objects
@@ -97,6 +99,8 @@ def run(arguments: list[str]) -> None:
         print(__doc__.strip())
         return
     overrides = parse_arguments(arguments, string_fields(Options))
+    accepted = AcceptedSettings(tuple(Options.model_fields), also=(), otherwise="set only +jsonl_fpath=")
+    refuse_unknown(undeclared_paths(overrides, {}), overrides, {}, accepted)
     options = validate_fields(Options, overrides.values, overrides.texts)
     print(json.dumps(aggregate_results(expand(options.jsonl_fpath)), indent=2))
 

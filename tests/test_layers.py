@@ -34,7 +34,7 @@ LAYERS = [
     {"codec", "activity", "failures", "session_cookies"},
     {"http"},
     {"openai_utils"},
-    {"formats"},
+    {"formats", "setting_names"},
     {"text_fit"},
     {"config_types", "path_utils", "terminal", "progress_bar", "extras", "responses_converter"},
     {"config", "journal"},

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from nemo_gym.analysis.same_tasks import Rows, SameTasks, prompt_of, read_inputs, same_tasks
-from nemo_gym.config.hints import close_matches
 from nemo_gym.errors import InputError
 from nemo_gym.metrics import Columns
 from nemo_gym.metrics.statistics import Floats, Places, as_floats, present
@@ -22,6 +21,7 @@ from nemo_gym.metrics.uncertainty import CONFIDENCE, Difference, Range, estimate
 from nemo_gym.records import BadLines, Key, packed
 from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
 from nemo_gym.rollout_collection.recording.scan import find_rollouts
+from nemo_gym.setting_names import close_matches
 from nemo_gym.terminal import counted, one_line
 
 T_TEST = "paired t test over tasks"

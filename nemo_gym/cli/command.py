@@ -3,7 +3,7 @@
 import logging
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
@@ -22,6 +22,8 @@ from nemo_gym.config import (
     string_fields,
     validate_fields,
 )
+from nemo_gym.config.known_settings import DECLARE, AcceptedSettings
+from nemo_gym.config.unknown import refuse_unknown, undeclared_paths
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.environment_variables import forget_policy_api_key
 from nemo_gym.errors import ConfigError
@@ -68,17 +70,24 @@ class Command(Generic[Options]):
         arguments = self.named(arguments)
         overrides = parse_arguments(arguments, string_fields(self.options), flag_fields(self.options))
         if self.reads_files:
-            config = load_config(overrides=overrides)
+            config = load_config(overrides=overrides, accepted=self.accepted)
             forget_policy_api_key()
             logs.hide(config.secrets)
         else:
+            refuse_unknown(undeclared_paths(overrides, {}), overrides, {}, self.accepted)
             config = GymConfig(
                 overrides.values, (), overrides.texts, config_paths=(), roots=component_roots()
             )
-        options = validate_fields(self.options, config.data, config.texts, known=config.known_keys)
-        if not self.reads_files:
-            self._refuse_unknown(overrides.values)
-        return self.run(config, options)
+        return self.run(config, validate_fields(self.options, config.data, config.texts))
+
+    @property
+    def accepted(self) -> AcceptedSettings:
+        """Without files, there is no server that could read another key."""
+        fields = tuple(self.options.model_fields)
+        if self.reads_files:
+            return AcceptedSettings(fields, otherwise=f"ng_{self.name} --help lists the settings; {DECLARE}")
+        known = ", ".join(f"+{name}=" for name in fields)
+        return AcceptedSettings(fields, also=(), otherwise=f"ng_{self.name} has these settings: {known}")
 
     def named(self, arguments: list[str]) -> list[str]:
         """The arguments, with names added to positional ones and `--json` replaced by its field."""
@@ -104,14 +113,6 @@ class Command(Generic[Options]):
 
     def _positional_usage(self) -> str:
         return " ".join([f"ng {self.name}", *(f"<{name}>" for name in self.positional)])
-
-    def _refuse_unknown(self, values: Mapping[str, Any]) -> None:
-        """Raise an error for a key that is not a field. Without files, no server can use such a key."""
-        fields = self.options.model_fields
-        unknown = [key for key in values if key not in fields]
-        if unknown:
-            known = ", ".join(f"+{name}=" for name in fields)
-            raise ConfigError(f"ng_{self.name}: unknown setting +{unknown[0]}=; known: {known}")
 
     def help(self) -> str:
         lines = [f"ng_{self.name}: {COMMANDS[self.name]}.", "", f"example: {_wrapped(self.example)}", ""]

@@ -4,6 +4,7 @@ roots, files, yaml_file     find and read the files, in the order in which they 
 merge, directives           deep merge; inherit_from, copy, _delete_key
 resolve, unresolved         interpolation, and why one has no value
 grammar, overrides          the command line
+known_settings, unknown      which settings of the command line and of Python callers are known
 validation, blocks, references   checks of fields, of server blocks, and of references between servers
 load, gym_config            all of this in order, and its result
 ports, secrets, instances   free ports, hidden secrets, the servers of a configuration

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nemo_gym.config.hints import Origins, close_matches, defined_in, listed
+from nemo_gym.config.hints import Origins, defined_in, listed
 from nemo_gym.config.instances import InstancePath
 from nemo_gym.config.validation import problem_lines
 from nemo_gym.config_types import BenchmarkDatasetConfig, DatasetConfig, Domain
 from nemo_gym.errors import ConfigError
+from nemo_gym.setting_names import close_matches
 from nemo_gym.types import SERVER_KINDS, ServerKind
 
 

@@ -33,6 +33,8 @@ class FileSet:
     roots: Sequence[Path]
     fill_in: FillIn
     files: dict[Path, ConfigFile] = field(default_factory=dict)
+    path_texts: list[str] = field(default_factory=list)
+    """The paths that the files name, as written."""
 
     def add(self, paths: Iterable[str | Path], named_by: str) -> None:
         for path in paths:
@@ -51,6 +53,7 @@ class FileSet:
 
     def _named(self, path: Path, values: dict[str, Any]) -> Iterator[str]:
         for named in path_list(values.get(CONFIG_PATHS_KEY_NAME), str(path)):
+            self.path_texts.append(named)
             yield self.fill_in(named, values) if "${" in named else named
 
     def _find(self, path: str | Path, named_by: str) -> Path:

@@ -15,7 +15,6 @@ from nemo_gym.config.plain_data import frozen_dictconfig, plain_data
 from nemo_gym.config.secrets import mask_secrets, secret_values
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ServerRefNotFoundError
-from nemo_gym.types import CONFIG_PATHS_KEY_NAME
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,8 +36,8 @@ class GymConfig:
     """Every file that was read, lowest first."""
     roots: tuple[Path, ...]
     """The component roots, in which relative paths are searched for."""
-    file_keys: frozenset[str] = frozenset()
-    """The top-level keys that the files define, whether or not the command line sets them too."""
+    undeclared: frozenset[str] = frozenset()
+    """The dotted keys that overrides set although no file declares them or refers to them."""
 
     @cached_property
     def values(self) -> "DictConfig":
@@ -48,11 +47,6 @@ class GymConfig:
     @cached_property
     def settings(self) -> GymSettings:
         return GymSettings.model_validate(self.data)
-
-    @property
-    def known_keys(self) -> frozenset[str]:
-        """Top-level keys that are certainly not misspelt: those in the files, and those of this package."""
-        return self.file_keys | {CONFIG_PATHS_KEY_NAME, *GymSettings.model_fields}
 
     @cached_property
     def head_server(self) -> BaseServerConfig:
@@ -101,7 +95,7 @@ def dump_config(config: GymConfig) -> bytes:
             "texts": dict(config.texts),
             "config_paths": [str(path) for path in config.config_paths],
             "roots": [str(root) for root in config.roots],
-            "file_keys": sorted(map(str, config.file_keys)),
+            "undeclared": sorted(config.undeclared),
         }
     )
 
@@ -116,7 +110,7 @@ def config_from_bytes(data: bytes) -> GymConfig:
         texts=fields["texts"],
         config_paths=tuple(Path(path) for path in fields["config_paths"]),
         roots=tuple(Path(root) for root in fields["roots"]),
-        file_keys=frozenset(fields["file_keys"]),
+        undeclared=frozenset(fields["undeclared"]),
     )
 
 

@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from nemo_gym.setting_names import close_matches
+
 Origins = Mapping[str, Sequence[str]]
 """The files (and the command line) that define each top-level key."""
 
 _SHOWN = 8
-
-
-def close_matches(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(name, list(candidates), n=3, cutoff=cutoff)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

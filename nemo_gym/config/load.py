@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ from nemo_gym.config.files import FileSet, path_list, without_paths
 from nemo_gym.config.global_keys import GymSettings
 from nemo_gym.config.gym_config import GymConfig
 from nemo_gym.config.instances import ServerInstance, instance_at
+from nemo_gym.config.known_settings import FOR_SCRIPTS, AcceptedSettings
 from nemo_gym.config.merge import deep_merge
 from nemo_gym.config.overrides import Overrides
 from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config.references import check_references
 from nemo_gym.config.resolve import fill_in, resolve
 from nemo_gym.config.roots import component_roots
+from nemo_gym.config.unknown import refuse_unknown, undeclared_paths
 from nemo_gym.config.validation import validate_fields
 from nemo_gym.config.yaml_file import load_yaml_file
 from nemo_gym.environment_variables import policy_api_key
@@ -40,6 +42,7 @@ class Sources:
     """env.yaml, which need not exist; None if it is not to be read."""
     roots: tuple[Path, ...]
     defaults: Mapping[str, Any]
+    accepted: AcceptedSettings = FOR_SCRIPTS
 
     def first_paths(self, env: Mapping[str, Any]) -> tuple[str, list[str]]:
         """The name and the config paths of the first source that has any."""
@@ -72,15 +75,16 @@ def load_config(
     *,
     working_dir: Path | None = None,
     defaults: Mapping[str, Any] | None = None,
+    accepted: AcceptedSettings = FOR_SCRIPTS,
 ) -> GymConfig:
     """Merge, from lowest to highest: POLICY_API_KEY, `defaults`, the files of `config_paths`, env.yaml in the
     working directory, the overrides. `config_paths` in the overrides are added; without any, env.yaml's are
-    used."""
+    used. Overrides that are neither `accepted` nor declared in a file are an error."""
     folder = working_dir or Path.cwd()
     paths = path_list(config_paths, COMMAND_LINE)
     given = {**environment_defaults(), **plain_data(defaults or {})}
     return load_sources(
-        Sources(paths, overrides or Overrides(), folder / ENV_FILE, component_roots(folder), given)
+        Sources(paths, overrides or Overrides(), folder / ENV_FILE, component_roots(folder), given, accepted)
     )
 
 
@@ -99,17 +103,21 @@ def load_sources(sources: Sources) -> GymConfig:
         lambda text, values: fill_in(text, deep_merge(dict(values), above)),
     )
     source, named = sources.first_paths(env)
+    texts = named
     named = [files.fill_in(path, {}) if "${" in path else path for path in named]
     files.add(named, source)
     layers = _Layers(without_paths(sources.defaults))
     for file in files.files.values():
         layers.add(file.values, str(file.path))
     layers.add(without_paths(env), str(sources.env_path))
+    undeclared = undeclared_paths(overrides, layers.values, [*texts, *files.path_texts])
+    refuse_unknown(undeclared, overrides, layers.values, sources.accepted)
     for key in overrides.deletions:
         layers.values = delete_path(layers.values, key)
     layers.add(without_paths(overrides.values), COMMAND_LINE)
     read = [sources.env_path.resolve()] if sources.env_path and sources.env_path.is_file() else []
-    return _finished(layers, named, overrides.texts, (*files.files, *read), sources.roots)
+    config = _finished(layers, named, overrides.texts, (*files.files, *read), sources.roots)
+    return replace(config, undeclared=frozenset(map(".".join, undeclared)))
 
 
 def _finished(
@@ -120,14 +128,13 @@ def _finished(
     roots: tuple[Path, ...],
 ) -> GymConfig:
     """Apply directives, then interpolation, then validation, then check references."""
-    file_keys = frozenset(key for key, sources in layers.origins.items() if sources != [COMMAND_LINE])
     data = resolve(apply_directives(layers.values, layers.origins), layers.origins)
-    settings = validate_fields(GymSettings, data, texts, known=file_keys)
+    settings = validate_fields(GymSettings, data, texts)
     own = {**settings.model_dump(exclude_unset=True), HEAD_SERVER_KEY_NAME: settings.head().model_dump()}
     data = {**deep_merge(data, own), CONFIG_PATHS_KEY_NAME: named}
     servers = _servers(data, settings, layers.origins)
     check_references(servers, layers.origins)
-    return GymConfig(data, servers, texts, paths, roots, file_keys)
+    return GymConfig(data, servers, texts, paths, roots)
 
 
 def _servers(

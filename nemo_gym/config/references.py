@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_gym.config.hints import Origins, close_matches, defined_in, listed
+from nemo_gym.config.hints import Origins, defined_in, listed
 from nemo_gym.config.instances import ServerInstance
 from nemo_gym.config_types import is_server_ref
 from nemo_gym.errors import ServerRefNotFoundError
+from nemo_gym.setting_names import close_matches
 
 
 @dataclass(frozen=True)

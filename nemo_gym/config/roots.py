@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nemo_gym.config.hints import close_matches
 from nemo_gym.environment_variables import extra_roots
+from nemo_gym.setting_names import close_matches
 
 INSTALL_ROOT = Path(__file__).resolve().parents[2]
 

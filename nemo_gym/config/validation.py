@@ -2,14 +2,13 @@
 
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from nemo_gym.config.hints import close_matches, listed
-from nemo_gym.config.instances import is_instance
+from nemo_gym.config.hints import listed
 from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config.secrets import MASK, is_secret_key, is_secret_path, mask_secrets, redact
 from nemo_gym.errors import ConfigError
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_NEAR_MISS = 0.8
 _NAMES = re.compile(r"([\w-]+)[\"']?\s*[:=]")
 
 
@@ -28,22 +26,17 @@ def validate_fields(
     data: Mapping[str, Any],
     texts: Mapping[str, str] | None = None,
     prefix: str = "",
-    known: Collection[str] = (),
     roots: Sequence[Path] = (),
 ) -> Model:
     """`data` (the mapping at `prefix`) as `model_class`. `texts` are the raw override texts by dotted key; a
-    string field takes its text unchanged. Keys in `known` are never reported as misspelt. A class that looks
-    for files finds `roots` in pydantic's validation context, as `component_roots`."""
+    string field takes its text unchanged. A class that looks for files finds `roots` in pydantic's validation
+    context, as `component_roots`."""
     texts = texts or {}
     values = with_texts(model_class, plain_data(data), texts, prefix)
-    lines = near_misses(model_class, values, _below(prefix, texts), known, prefix)
     try:
-        model = model_class.model_validate(values, context={"component_roots": roots})
+        return model_class.model_validate(values, context={"component_roots": roots})
     except ValidationError as error:
-        raise ConfigError(_message([*problem_lines(error, prefix, model_class), *lines])) from error
-    if lines:
-        raise ConfigError(_message(lines))
-    return model
+        raise ConfigError(_message(problem_lines(error, prefix, model_class))) from error
 
 
 def string_fields(model_class: type[BaseModel]) -> frozenset[str]:
@@ -69,34 +62,6 @@ def with_texts(
     return {**values, **changed}
 
 
-def near_misses(
-    model_class: type[BaseModel],
-    values: Mapping[str, Any],
-    texts: Mapping[str, str],
-    known: Collection[str] = (),
-    prefix: str = "",
-) -> list[str]:
-    """Messages for keys of the command line that look like a misspelt field."""
-    fields = model_class.model_fields
-    given = dict.fromkeys(key.split(".")[0] for key in texts)
-    unknown = (key for key in given if key not in fields and key not in known)
-    lines = []
-    for key in unknown:
-        close = [] if is_instance(values.get(key)) else close_matches(key, fields, _NEAR_MISS)
-        if close:
-            meant, text = _join(prefix, close[0]), _shown(close[0], texts.get(key, "<value>"))
-            lines.append(f"{_join(prefix, key)}: unknown; did you mean +{meant}={text}?")
-    return lines
-
-
-def _below(prefix: str, texts: Mapping[str, str]) -> Mapping[str, str]:
-    """The override texts below a dotted key, by the rest of their keys."""
-    start = f"{prefix}."
-    return (
-        {key[len(start) :]: text for key, text in texts.items() if key.startswith(start)} if prefix else texts
-    )
-
-
 def problem_lines(
     error: ValidationError, prefix: str = "", model_class: type[BaseModel] | None = None
 ) -> list[str]:
@@ -111,7 +76,9 @@ def _problem_line(detail: "ErrorDetails", prefix: str, model_class: type[BaseMod
     reason = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not detail["loc"] or (detail["type"] == "value_error" and isinstance(detail["input"], Mapping)):
         return f"{key or 'configuration'}: {redact(reason)}"
-    return f"{key}: {_shown(key, detail['input'])} is not allowed: {reason}{_allowed(detail, model_class)}"
+    return (
+        f"{key}: {shown_value(key, detail['input'])} is not allowed: {reason}{_allowed(detail, model_class)}"
+    )
 
 
 def _allowed(detail: "ErrorDetails", model_class: type[BaseModel] | None) -> str:
@@ -123,7 +90,8 @@ def _allowed(detail: "ErrorDetails", model_class: type[BaseModel] | None) -> str
     return f" ({' or '.join([*names, *optional])})"
 
 
-def _shown(key: str, value: object) -> str:
+def shown_value(key: str, value: object) -> str:
+    """The value of a setting for a message, without secrets."""
     if is_secret_path(key):
         return MASK
     if isinstance(value, str) and any("key" in name or is_secret_key(name) for name in _NAMES.findall(value)):

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from nemo_gym.client import ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
+from nemo_gym.config.known_settings import FOR_PYTHON
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
 from nemo_gym.http.transport_choice import plain_client_enabled
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
@@ -38,7 +39,8 @@ async def open_servers(
     `overrides` are those of a command line: strings such as `"policy_model_name=x"`, or a mapping.
     """
     paths = [config_paths] if isinstance(config_paths, str | Path) else list(config_paths)
-    async with host_embedded(load_config(paths, overrides_from(overrides))) as client:
+    config = load_config(paths, overrides_from(overrides), accepted=FOR_PYTHON)
+    async with host_embedded(config) as client:
         yield client
 
 

@@ -90,6 +90,7 @@ class Collection:
 
     async def run(self) -> Collected:
         self._executor_kind.check(self._servers)
+        self._servers.check_settings()  # before anything is written
         prepare_folder(self._config, self._policy.roots)
         with exclusive(self._output) as lock, StatusFile(self._output) as status:
             prepared = self._prepare(lock)
@@ -118,7 +119,6 @@ class Collection:
             *warn_early(trackers),
         ]:
             note(line)
-        self._servers.check_settings()  # before an earlier run is set aside
         prepared = prepare(config, self._servers, self._policy, note, lock)
         if not prepared.is_resumed:
             note(f"{counted(prepared.work.to_run, 'rollout')} to run")

@@ -21,6 +21,8 @@ from nemo_gym.config import (
     validate_fields,
 )
 from nemo_gym.config.current import set_global_config_dict
+from nemo_gym.config.known_settings import FOR_PYTHON
+from nemo_gym.config.unknown import refuse_unknown_fields
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
 from nemo_gym.errors import ComponentError, NeMoGymError
 from nemo_gym.http.transport_choice import enable_plain_client
@@ -55,6 +57,7 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
 def configure(config_class: type[BaseModel], config: GymConfig, instance: ServerInstance) -> BaseModel:
     """The block of an instance, validated by the configuration class of its server."""
     data = {**instance.settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
+    refuse_unknown_fields(config_class, instance.path, config.undeclared, config.texts)
     return validate_fields(config_class, data, config.texts, instance.path, roots=config.roots)
 
 
@@ -146,7 +149,8 @@ class SimpleServer(BaseServer):
         from nemo_gym.servers.serve import serve  # loads uvicorn, which embedded servers do not need
 
         try:
-            hosting = cls._hosting_from(assign_ports(load_config(overrides=parse_arguments(sys.argv[1:]))))
+            given = parse_arguments(sys.argv[1:])
+            hosting = cls._hosting_from(assign_ports(load_config(overrides=given, accepted=FOR_PYTHON)))
             set_global_config_dict(hosting.config.values)
             enable_plain_client(hosting.config.settings.plain_http_client)
             current_hosting.set(hosting)

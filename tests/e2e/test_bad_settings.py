@@ -33,7 +33,7 @@ def test_bad_setting_is_reported_before_an_earlier_run_is_moved(
         "+policy_base_url=http://127.0.0.1:9/v1",
         "+policy_api_key=none",
         "+policy_model_name=any",
-        "+replay_rollouts_fpath=/nowhere.jsonl",
+        *(["+replay_rollouts_fpath=/nowhere.jsonl"] if model == "replay_model" else []),
         f"++policy_model.{MODELS}.{model}.{setting}",
         f"+dry_run={str(is_dry).lower()}",
     )

@@ -58,6 +58,7 @@ def config(tmp_path: Path) -> str:
             policy_api_key: sk-never-shown
             endpoint: https://user:pass-word@host/v1
             depth: {of: {a: 1, b: 2}}
+            words: []
             """
         },
     )

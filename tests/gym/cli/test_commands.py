@@ -25,11 +25,11 @@ def test_dump_config_shows_the_merged_configuration_without_secrets(
     ng: Ng, config: str, tmp_path: Path
 ) -> None:
     write_files(tmp_path, {"env.yaml": "depth: {of: {b: 3}}\nother_token: tok-never-shown"})
-    done = ng("dump_config", config, "+depth.of.c=4", "+mine='${depth.of.a}'")
+    done = ng("dump_config", config, "+depth.of.c=4", "+words='${depth.of.a}'")
     assert done.code == 0
     values = yaml.safe_load(done.out)
     assert values["depth"] == {"of": {"a": 1, "b": 3, "c": 4}}
-    assert values["mine"] == 1
+    assert values["words"] == 1
     assert values["policy_api_key"] == values["other_token"] == "****"
     assert values["endpoint"] == "https://****@host/v1"
     assert values["small"]["resources_servers"]["small"]["entrypoint"] == "app.py"

@@ -105,7 +105,7 @@ def test_json_column_can_be_omitted(ng: Ng, tmp_path: Path) -> None:
         (("rollouts.jsonl", "out.csv"), ["out.csv", ".parquet or .jsonl"]),
         (("rollouts.jsonl", "rollouts.jsonl"), ["same file"]),
         (("gone.jsonl", "out.parquet"), ["gone.jsonl", "No such file"]),
-        (("rollouts.jsonl", "out.parquet", "+limit=3"), ["unknown setting +limit="]),
+        (("rollouts.jsonl", "out.parquet", "+limit=3"), ["limit: unknown; ng_export has these settings: +"]),
     ],
 )
 def test_wrong_arguments_are_one_error(ng: Ng, arguments: tuple[str, ...], expected: list[str]) -> None:

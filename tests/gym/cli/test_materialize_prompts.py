@@ -66,7 +66,7 @@ def test_files_that_do_not_match_are_one_error_and_nothing_is_written(
         ((*ARGUMENTS, "+input_jsonl_fpath=gone.jsonl"), ["'gone.jsonl'", "no such file"]),
         ((*ARGUMENTS, "+prompt_config=gone.yaml"), ["'gone.yaml'", "no such file"]),
         ((*ARGUMENTS, "+promt_config=x"), ["did you mean +prompt_config=x?"]),
-        ((*ARGUMENTS, "+limit=3"), ["ng_materialize_prompts: unknown setting +limit="]),
+        ((*ARGUMENTS, "+limit=3"), ["limit: unknown; ng_materialize_prompts has these settings: +"]),
     ],
 )
 def test_wrong_arguments_are_one_error(ng: Ng, arguments: tuple[str, ...], expected: list[str]) -> None:

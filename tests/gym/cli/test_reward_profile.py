@@ -117,7 +117,7 @@ def test_run_without_a_rollout_has_no_tables(ng: Ng, run: Path) -> None:
             (ROLLOUTS, "+materialized_inputs_jsonl_fpath=gone.jsonl"),
             ["did you mean +materialized_inputs_jsonl_fpath=run_materialized_inputs.jsonl?"],
         ),
-        ((ROLLOUTS, "+limit=3"), ["ng_reward_profile: unknown setting +limit="]),
+        ((ROLLOUTS, "+limit=3"), ["limit: unknown; ng_reward_profile has these settings: +"]),
         ((ROLLOUTS, "+allow_partial_rollout=true"), ["did you mean +allow_partial_rollouts=true?"]),
     ],
 )

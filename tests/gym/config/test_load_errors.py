@@ -2,8 +2,6 @@
 
 import pytest
 
-from nemo_gym.config import validate_fields
-from nemo_gym.config.global_keys import GymSettings
 from nemo_gym.errors import ConfigError
 from tests.gym.config.conftest import Load, Write
 
@@ -31,12 +29,3 @@ def test_error_names_file_and_key(write: Write, load: Load, text: str, key: str)
     assert f"(in {path})" in message
     assert key in message
     assert caught.value.exit_code == 2
-
-
-def test_key_defined_in_a_file_is_never_reported_as_misspelt(write: Write, load: Load) -> None:
-    write("a.yaml", "default_hots: 1")
-    config = load("+config_paths=a.yaml", "+mine=2", "+default_hots=3")
-    assert "default_hots" in config.known_keys
-    assert "default_host" in config.known_keys
-    assert "mine" not in config.known_keys
-    assert validate_fields(GymSettings, config.data, config.texts, known=config.known_keys)

@@ -102,7 +102,10 @@ def test_host_of_another_machine_is_an_error_with_its_name(two_files: str, load:
 
 def test_wrong_settings_are_reported_together(two_files: str, load: Load) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(two_files, *POLICY, "+port_range_low=0", "+head_server.port=x", "+disallowed_port=3")
+        load(two_files, *POLICY, "+port_range_low=0", "+head_server.port=x")
     assert "port_range_low: 0 is not allowed" in str(caught.value)
     assert "head_server.port: x is not allowed" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load(two_files, *POLICY, "+port_range_lo=0", "+disallowed_port=3")
+    assert "port_range_lo: unknown; did you mean +port_range_low=0?" in str(caught.value)
     assert "disallowed_port: unknown; did you mean +disallowed_ports=3?" in str(caught.value)

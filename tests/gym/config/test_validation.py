@@ -62,40 +62,17 @@ def test_error_for_a_bad_value_lists_the_allowed_ones() -> None:
 
 
 def test_all_problems_are_in_one_error() -> None:
-    message = problem("+limit=-1", "+num_repeats=many", "+agent_nam=x")
-    assert message.startswith("4 settings are invalid:\n")
+    message = problem("+limit=-1", "+num_repeats=many")
+    assert message.startswith("3 settings are invalid:\n")
     assert "\n  output_jsonl_fpath: required" in message
     assert "\n  limit: -1 is not allowed" in message
     assert "\n  num_repeats: many is not allowed: should be a valid integer" in message
-    assert "\n  agent_nam: unknown; did you mean +agent_name=x?" in message
-
-
-def test_only_near_misses_are_an_error() -> None:
-    assert (
-        problem("+output_jsonl_fpath=x", "+num_repeat=3")
-        == "num_repeat: unknown; did you mean +num_repeats=3?"
-    )
-
-
-def test_only_near_misses_of_the_command_line_count() -> None:
-    assert validate_fields(Command, {"output_jsonl_fpath": "x", "num_repeat": 3}).num_repeats == 1
-    assert validated("+output_jsonl_fpath=x", "+something=else").limit is None
-    overrides = parse_arguments(["+output_jsonl_fpath=x", "+num_repeat=3"])
-    assert validate_fields(Command, overrides.values, overrides.texts, known={"num_repeat"}).num_repeats == 1
-
-
-def test_server_instance_is_never_reported_as_misspelt() -> None:
-    data = {"output_jsonl_fpath": "x", "agent_names": {"responses_api_agents": {"simple_agent": {}}}}
-    assert validate_fields(Command, data, {"agent_names.responses_api_agents.simple_agent.max_steps": "3"})
 
 
 def test_secrets_are_hidden_in_errors() -> None:
-    message = problem(
-        "+output_jsonl_fpath=x", "+judge_api_key.deep=sk-very-secret", "+judge_api_ke=sk-other-secret"
-    )
+    message = problem("+output_jsonl_fpath=x", "+judge_api_key.deep=sk-very-secret")
     assert "judge_api_key: **** is not allowed" in message
     assert "sk-very" not in message
-    assert "judge_api_ke: unknown; did you mean +judge_api_key=****?" in message
     with pytest.raises(ConfigError) as caught:
         validate_fields(Command, {"output_jsonl_fpath": "x", "limit": "http://me:sesame@host/"})
     assert "sesame" not in str(caught.value)

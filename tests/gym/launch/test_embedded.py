@@ -30,6 +30,14 @@ RETURNS_WORD = SERVER.replace("RESULT}", "get_global_config_dict().get('word')}"
 """A server that responds with the `word` of the configuration."""
 
 
+def write_reader(folder: Path, name: str, app: str = RETURNS_WORD, key: str = "word") -> str:
+    """Write a server that reads a key of the configuration; its file declares the key."""
+    path = write_component(folder, name, app)
+    with (folder / path).open("a") as file:
+        file.write(f"{key}: null\n")
+    return path
+
+
 async def word(client: ServerClient, server: str) -> Any:
     response = await client.post(server, "/ask", json={})
     return (await response.json())["result"]
@@ -44,7 +52,7 @@ def assert_nothing_is_open() -> None:
 
 @pytest.mark.parametrize("given", ["text", "path", "list", "list of paths", "tuple"])
 def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
-    path = write_component(folder, "word_server", RETURNS_WORD)
+    path = write_reader(folder, "word_server")
     write_files(folder, {"word.yaml": "word: from a file"})
     paths: Any = {
         "text": path,
@@ -75,7 +83,7 @@ def test_config_paths_may_be_one_or_several(folder: Path, given: str) -> None:
 def test_overrides_may_be_a_mapping_or_command_line_arguments(
     folder: Path, overrides: dict[str, Any] | list[str]
 ) -> None:
-    path = write_component(folder, "word_server")
+    path = write_reader(folder, "word_server")
 
     async def open_and_look() -> Any:
         async with nemo_gym.open_servers(path, overrides) as client:
@@ -85,7 +93,7 @@ def test_overrides_may_be_a_mapping_or_command_line_arguments(
 
 
 def test_environment_sees_the_configuration_it_is_hosted_with(folder: Path) -> None:
-    path = write_component(folder, "word_server", RETURNS_WORD)
+    path = write_reader(folder, "word_server")
 
     async def one_after_the_other() -> list[Any]:
         words = []
@@ -105,7 +113,7 @@ def test_configuration_is_available_at_import_and_at_setup(folder: Path) -> None
         + "RESULT = [get_global_config_dict()['word']]\n"
         + "def at_setup(): RESULT.append(get_global_config_dict()['word'])\n"
     )
-    path = write_component(folder, "early", app)
+    path = write_reader(folder, "early", app)
 
     async def open_and_call() -> Any:
         async with nemo_gym.open_servers(path, {"word": "hello"}) as client:
@@ -115,8 +123,8 @@ def test_configuration_is_available_at_import_and_at_setup(folder: Path) -> None
 
 
 def test_nested_servers_leave_outer_ones_unchanged(folder: Path) -> None:
-    outer_path = write_component(folder, "outer", RETURNS_WORD)
-    inner_path = write_component(folder, "inner", RETURNS_WORD)
+    outer_path = write_reader(folder, "outer")
+    inner_path = write_reader(folder, "inner")
 
     async def nested() -> None:
         async with nemo_gym.open_servers(outer_path, {"word": "outside"}) as outer:
@@ -134,7 +142,7 @@ def test_nested_servers_leave_outer_ones_unchanged(folder: Path) -> None:
 
 def test_closing_inner_servers_does_not_break_calls_of_the_outer_ones(folder: Path) -> None:
     """Both use the HTTP client of the process; the inner servers close during a call of the outer ones."""
-    path = write_component(folder, "calls_out", CALLS_OUT)
+    path = write_reader(folder, "calls_out", CALLS_OUT, "url")
     inner_path = write_component(folder, "inner")
 
     async def nested() -> Any:
@@ -347,7 +355,7 @@ def test_importing_only_the_package_loads_no_web_framework() -> None:
 
 
 def test_servers_may_be_closed_from_another_task(folder: Path) -> None:
-    path = write_component(folder, "word_server", RETURNS_WORD)
+    path = write_reader(folder, "word_server")
 
     async def run() -> None:
         opened = nemo_gym.open_servers(path)
@@ -359,7 +367,7 @@ def test_servers_may_be_closed_from_another_task(folder: Path) -> None:
 
 
 def test_overlapping_servers_each_see_a_configuration_while_any_is_open(folder: Path) -> None:
-    path = write_component(folder, "word_server", RETURNS_WORD)
+    path = write_reader(folder, "word_server")
 
     async def run() -> list[Any]:
         first = nemo_gym.open_servers(path, {"word": "first"})

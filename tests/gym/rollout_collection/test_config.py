@@ -1,5 +1,7 @@
 """The configuration classes: accepted values, rejected values, messages."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from nemo_gym.config import validate_fields
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError
+from nemo_gym.reward_profile import RewardProfileConfig
 from nemo_gym.rollout_collection import (
     E2ERolloutCollectionConfig,
     RolloutAggregationConfig,
@@ -190,6 +193,14 @@ COMMAND_LINES: dict[str, list[str]] = {
     "+limt=3": ["limt: unknown", "did you mean +limit=3?"],
     "+resume_from_cach=true": ["did you mean +resume_from_cache=true?"],
     "+num_sample_in_parallel=3": ["did you mean +num_samples_in_parallel=3?"],
+    "+temperature=0.0": ["did you mean +responses_create_params.temperature=0.0?"],
+    "+max_tokens=100": ["did you mean +responses_create_params.max_output_tokens=100?"],
+    "+resume=true": ["did you mean +resume_from_cache=true?"],
+    "+concurrency=8": ["did you mean +num_samples_in_parallel=8?"],
+    "+policy_model_nam=x": ["did you mean +policy_model_name=x?"],
+    "--hlp": ["did you mean --help?"],
+    "+flavour=sweet": ["flavour: unknown", "ng_collect_rollouts --help"],
+    "+scripted.responses_api_agents.scripted.flavour=3": ["flavour: unknown", "the settings of this server"],
     "+response_create_params.temperature=0.5": ["did you mean +responses_create_params"],
 }
 
@@ -201,6 +212,24 @@ def test_bad_argument_ends_with_exit_code_2_and_nothing_is_written_or_started(
     ng("collect_rollouts", *arguments, argument).assert_complains(*COMMAND_LINES[argument])
     assert not playground.output.parent.exists()
     assert playground.played() == []
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, RewardProfileConfig])
+def test_unknown_argument_of_a_configuration_class_is_refused(cls: type[BaseModel]) -> None:
+    with pytest.raises(ConfigError, match=f"{cls.__name__} has no field flavour; its fields: "):
+        cls(flavour="sweet")
+
+
+def test_unknown_argument_is_refused_with_the_field_that_is_meant() -> None:
+    with pytest.raises(ConfigError, match=r"has no field agent_nam \(did you mean agent_name\?\)"):
+        RolloutCollectionConfig(**{**PATHS, "agent_nam": "x"})
+    with pytest.raises(ConfigError, match=r"temperature \(did you mean responses_create_params.temperature"):
+        RolloutCollectionConfig(**{**PATHS, "temperature": 0})
+
+
+def test_configuration_can_be_copied_and_pickled() -> None:
+    config = RolloutCollectionConfig(**PATHS, limit=3)
+    assert config == pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config.model_copy()
 
 
 def test_arguments_that_are_missing_are_all_named(ng: Ng, playground: Playground) -> None:
