@@ -91,7 +91,7 @@ class Bench:
             [
                 str(BIN / "ng_collect_rollouts"),
                 *filter(None, [configs]),
-                *(settings if served else [*settings, f"+policy_model_name={MODEL}"]),
+                *(settings if served else [*settings, f"+policy_model_name={MODEL}", "+hosting=embedded"]),
                 f"+agent_name={AGENT}",
                 f"+input_jsonl_fpath={self.rows(number)}",
                 f"+output_jsonl_fpath={self.folder / 'out.jsonl'}",

@@ -28,6 +28,7 @@ COMMAND = [
     "+num_repeats=4",
     "+num_repeats_add_seed=true",
     f"+num_samples_in_parallel={max(1, available_cores() // 2)}",
+    "+hosting=embedded",
 ]
 CHECK = ["ng_token_report", str(OUTPUT)]
 

@@ -88,7 +88,7 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     """Number of worker processes; used only with executor=processes. null: one per core."""
     hosting: Literal["auto", "embedded", "served"] = "auto"
     """Which servers to use: those of a running ng_run (served), or new ones in this process (embedded). auto:
-    served if a head server responds, else embedded."""
+    served if a head server responds and its servers match config_paths, else embedded."""
     adaptive_concurrency: bool = False
     """Adapt the number of concurrent calls to each model endpoint: more while calls succeed, fewer after 429
     and overload. num_samples_in_parallel remains the upper limit."""

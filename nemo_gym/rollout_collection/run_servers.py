@@ -38,6 +38,8 @@ class Servers:
     elsewhere: frozenset[str] = frozenset()
     """Names of servers in `to_host` that already run in processes of their own."""
     running: ServerClient | None = None
+    notes: tuple[str, ...] = ()
+    """What the user should know about the choice of these servers."""
 
     def check_settings(self) -> None:
         """Refuse settings that a server would refuse at its start, as far as they can be checked before."""
@@ -121,17 +123,24 @@ def _to_host(config: GymConfig) -> Servers | None:
 
 
 def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
-    """The servers of a command line."""
+    """The servers of a command line. Running servers that do not fit never stop one that can host its own,
+    unless it asks for running ones."""
     embedded = _to_host(config)
     if hosting == "embedded":
         if embedded is None:
             raise ConfigError("there are no servers to host; pass their files with '+config_paths=[…]'")
         return embedded
     try:
-        served = served_by(setup_client(config.head_server, config.settings.plain_http_client))
+        return _fitting_servers(config)
+    except _UnfitServersError as error:
+        if hosting == "auto" and embedded is not None:
+            return replace(embedded, notes=(f"The servers are hosted in this process: {error}",))
+        raise ConfigError(
+            f"{error}\nStop that ng_run, use the same configuration, or {_EMBEDDED_HINT}"
+        ) from None
     except HeadServerUnreachableError as error:
         if hosting == "auto" and embedded is not None:
-            return embedded
+            return replace(embedded, notes=_notes_about(config, error))
         missing = [
             *(["+hosting=embedded"] if hosting == "served" else []),
             *(["'+config_paths=[…]'"] if embedded is None else []),
@@ -139,12 +148,36 @@ def choose_servers(config: GymConfig, hosting: Hosting) -> Servers:
         raise HeadServerUnreachableError(
             f"{error}; or host the servers in this process with {' '.join(missing)}"
         ) from error
+
+
+class _UnfitServersError(ConfigError):
+    """The running servers are not those of the command line."""
+
+
+def _notes_about(config: GymConfig, error: HeadServerUnreachableError) -> tuple[str, ...]:
+    """Why a program at the head server's address is not used; nothing if there is none."""
+    reason = getattr(error.__cause__, "reason", error.__cause__)
+    if isinstance(reason, ConnectionRefusedError):
+        return ()
+    head = base_url(config.head_server.host, config.head_server.port)
+    return (f"The servers are hosted in this process: the program at {head} is not a head server of ng_run",)
+
+
+def _fitting_servers(config: GymConfig) -> Servers:
+    """The running servers, if they are those of the command line."""
+    client = ServerClient.load_from_global_config(config.head_server)
+    served = served_by(client)
     _refuse_other_servers(config, served)
+    _set_up_http(client, config.settings.plain_http_client)
     return served
 
 
 def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
-    """Refuse running servers that are not those of the command line."""
+    agent = config.data.get("agent_name")
+    wanted = [*instance_names(config.data), *([agent] if config.servers and agent else [])]
+    missing = [str(name) for name in wanted if name not in instance_names(served.values)]
+    if missing:
+        raise _UnfitServersError(f"the servers {served.where} do not include {', '.join(missing)}")
     asked = server_settings(config.data, with_endpoints=True)
     have = server_settings(served.values, with_endpoints=True)
     for key in _POLICY_KEYS:  # settings of the command line must not be ignored silently
@@ -153,10 +186,9 @@ def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
     lines = differences({key: have[key] for key in asked if key in have}, asked)
     if lines:
         shown = "".join(f"\n  {line}" for line in lines[:10])
-        raise ConfigError(
+        raise _UnfitServersError(
             f"the servers {served.where} differ from the configuration of this command "
-            f"('was' is the running server, 'is' is this command):{shown}\n"
-            f"Stop that ng_run, use the same configuration, or {_EMBEDDED_HINT}"
+            f"('was' is the running server, 'is' is this command):{shown}"
         )
 
 
@@ -167,12 +199,16 @@ def setup_client(head_server_config: BaseServerConfig | None, plain_http_client:
     HTTP client is used unless the caller or their configuration switches it off.
     """
     client = ServerClient.load_from_global_config(head_server_config)
+    _set_up_http(client, plain_http_client)
+    return client
+
+
+def _set_up_http(client: ServerClient, plain_http_client: bool) -> None:
     fields = GlobalAIOHTTPAsyncClientConfig.model_fields
     sizes = {name: client.global_config_dict[name] for name in fields if name in client.global_config_dict}
     if sizes and not is_global_aiohttp_client_setup():
         set_pool_size(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
     enable_plain_client(plain_http_client and client.global_config_dict.get("plain_http_client", True))
-    return client
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ def test_bad_setting_is_reported_before_an_earlier_run_is_moved(
         *(["+replay_rollouts_fpath=/nowhere.jsonl"] if model == "replay_model" else []),
         f"++policy_model.{MODELS}.{model}.{setting}",
         f"+dry_run={str(is_dry).lower()}",
+        "+hosting=embedded",
     )
     assert (ran.returncode, message in ran.stderr) == (2, True), ran.stderr
     assert "Traceback" not in ran.stderr

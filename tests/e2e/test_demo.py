@@ -2,9 +2,13 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 from statistics import mean
 
+import pytest
+
+from scripts.demo import COMMAND
 from tests.support.commands import ROOT, run_command
 
 OUTPUT = "results/demo/calculator.jsonl"
@@ -27,3 +31,13 @@ def test_demo_plays_its_rollouts_and_shows_results_and_paths(tmp_path: Path) -> 
     )
     assert "model calls calculator(" in ran.stdout
     assert "All tokens can be used for training." in ran.stdout
+
+
+def test_demo_does_not_ask_what_listens_on_the_port_of_the_head_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        head = f"+head_server.port={foreign.getsockname()[1]}"
+        ran = run_command(*COMMAND, head, "+dry_run=true", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+        assert (ran.returncode, ran.stderr) == (0, "")
+        foreign.settimeout(0)
+        with pytest.raises(BlockingIOError):  # no connection is waiting
+            foreign.accept()

@@ -42,6 +42,7 @@ def arguments(folder: Path, repeats: int, **more: object) -> list[str]:
         "output_jsonl_fpath": folder / "rollouts.jsonl",
         "num_repeats": repeats,
         "num_samples_in_parallel": 1,
+        "hosting": "embedded",
         f"{AGENT}.responses_api_agents.simple_agent.max_steps": MOST_STEPS,
         **more,
     }

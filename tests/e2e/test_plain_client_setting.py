@@ -60,6 +60,7 @@ def test_setting_reaches_worker_processes(tmp_path: Path) -> None:
             f"+input_jsonl_fpath={ROWS}",
             f"+output_jsonl_fpath={tmp_path / 'rollouts.jsonl'}",
             "+limit=2",
+            "+hosting=embedded",
             "+executor=processes",
             "+num_workers=2",
             "+plain_http_client=false",

@@ -21,7 +21,7 @@ def arguments(tmp_path: Path) -> list[str]:
     return [
         f"+config_paths=[{config},{MODEL_CONFIG}]",
         *settings,
-        f"+head_server.port={free_port()}",
+        "+hosting=embedded",
         "+agent_name=scripted",
         "+input_jsonl_fpath=input.jsonl",
         "+output_jsonl_fpath=out/rollouts.jsonl",

@@ -35,6 +35,7 @@ def test_limit_of_concurrent_requests_applies_to_all_workers_together(tmp_path: 
             "+limit=10",
             "+num_repeats=4",
             "+num_samples_in_parallel=8",
+            "+hosting=embedded",
             "+executor=processes",
             "+num_workers=2",
             "+policy_model.responses_api_models.openai_model.max_concurrent_requests=2",

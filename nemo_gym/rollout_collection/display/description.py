@@ -27,6 +27,7 @@ def described(config: RolloutCollectionConfig, executor: ExecutorKind, servers: 
         + ", ".join(part for part in parts if part),
         f"At most {counted(config.parallel, 'rollout')} in flight{adaptive}; "
         f"servers {executor.where(config, servers)}",
+        *servers.notes,
     ]
 
 

@@ -58,6 +58,7 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, policy: Co
         servers.check_settings()
     return [
         *notes,
+        *(servers.notes if servers is not None else ()),
         *misspelt_parameters(config),
         *plan.warnings(),
         f"Dry run: {counted(plan.num_rows, 'row')}, {counted(plan.planned, 'rollout')}; "

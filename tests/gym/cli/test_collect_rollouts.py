@@ -4,8 +4,11 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -246,20 +249,82 @@ def test_unknown_agent_is_an_error_with_the_closest_name(
 def test_servers_that_run_with_another_configuration_are_not_used(
     ng: Ng, world: World, tmp_path: Path
 ) -> None:
+    """Those of the command are hosted instead, unless it asks for running ones."""
     settings = [f"+{key}={value}" for key, value in world.endpoint.settings.items()]
     same = ["collect_rollouts", CONFIG_PATHS, *settings, world.to_served, *TUTORIAL, "+limit=1"]
     done = ng(*same)
     assert done.code == 0 and "served behind" in done.err, done.err
     shutil.rmtree("results")
-    done = ng(*same, "+policy_model_name=better")
+    done = ng(*same, "+policy_model_name=better", "+hosting=served")
     done.assert_complains("openai_model: was 'scripted', is 'better'", "+hosting=embedded")
     assert nothing_was_written(tmp_path)
+    done = ng(*same, "+policy_model_name=better")
+    assert done.code == 0, done.err
+    assert "The servers are hosted in this process: the servers served behind" in done.err
+    assert "openai_model: was 'scripted', is 'better'" in done.err
+    shutil.rmtree("results")
     without_files = [one for one in same if one != CONFIG_PATHS]
     done = ng(*without_files, "+policy_model_name=better")
     done.assert_complains("policy_model_name: was 'scripted', is 'better'")
     done = ng(*same, "+policy_model_name=better", "+hosting=embedded")
     assert done.code == 0, done.err
     assert {one["model"] for one in world.endpoint.requests[-2:]} == {"better"}
+
+
+def test_running_servers_that_lack_one_of_the_configuration_are_not_used(ng: Ng, world: World) -> None:
+    calculator = "resources_servers/calculator/configs/calculator.yaml"
+    settings = [f"+{key}={value}" for key, value in world.endpoint.settings.items()]
+    arguments = [
+        f"+config_paths=[{calculator},{MODEL_CONFIG}]",
+        *settings,
+        "+agent_name=calculator_simple_agent",
+        "+input_jsonl_fpath=resources_servers/calculator/data/example.jsonl",
+        "+output_jsonl_fpath=results/calculator.jsonl",
+        "+limit=1",
+        world.to_served,
+    ]
+    done = ng("collect_rollouts", *arguments, "+hosting=served")
+    done.assert_complains("do not include calculator, calculator_simple_agent")
+    done = ng("collect_rollouts", *arguments)
+    assert "hosted in this process: the servers served behind" in done.err
+    assert len(records_of(Path("results/calculator.jsonl"))) == 1
+
+
+PAGES = {
+    "a web page": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello",
+    "no such page": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    "JSON": b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\n"a: [1"',
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_foreign_program_at_the_address_of_the_head_server_does_not_stop_a_run(
+    ng: Ng, world: World, page: str
+) -> None:
+    with foreign_program(PAGES[page]) as port:
+        arguments = [*world.embedded[:-1], f"+head_server.port={port}", *TUTORIAL, "+limit=1"]
+        done = ng("collect_rollouts", *arguments)
+        assert done.code == 0, done.err
+        assert done.err.count(f"the program at http://127.0.0.1:{port} is not a head server of ng_run") == 1
+        done = ng("collect_rollouts", *arguments, "+hosting=served")
+        done.assert_complains(f"127.0.0.1:{port}", "+hosting=embedded")
+
+
+@contextmanager
+def foreign_program(page: bytes) -> Iterator[int]:
+    """A program that sends these bytes to everyone who connects; yields its port."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(page)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 def test_run_can_be_resumed_with_other_hosting(ng: Ng, world: World) -> None:

@@ -17,7 +17,12 @@ CALCULATOR = (
     "responses_api_models/openai_model/configs/openai_model.yaml]"
 )
 POLICY = ("+policy_base_url=http://127.0.0.1:1/v1", "+policy_model_name=m")
-COLLECT = ("+agent_name=calculator_simple_agent", "+input_jsonl_fpath=x.jsonl", "+output_jsonl_fpath=y.jsonl")
+COLLECT = (
+    "+agent_name=calculator_simple_agent",
+    "+input_jsonl_fpath=x.jsonl",
+    "+output_jsonl_fpath=y.jsonl",
+    "+hosting=embedded",
+)
 
 
 def test_policy_api_key_comes_from_the_command_line_before_env_yaml_before_the_environment(
