@@ -31,7 +31,7 @@ SIGNIFICANT = 0.05
 TOKENS = ("input_tokens", "output_tokens", "total_tokens")
 DEFAULT_MOST_FLIPS = 20
 
-Verdict = Literal["a_higher", "b_higher", "no_difference_shown", "unknown"]
+Verdict = Literal["a_higher", "b_higher", "no_difference_shown", "unknown", "different_tasks"]
 
 _ROUNDING = 1e-12
 """Relative difference up to which two means count as equal."""
@@ -173,6 +173,8 @@ def compare_runs(
     sameness = same_tasks(a_rows, b_rows, inputs, tasks)
     rows = inputs[0] if inputs is not None else a_rows
     compared = [_compared(pairing, metric, values, most_flips, rows) for pairing, values in measured]
+    if sameness.none_is_same:
+        compared = [replace(one, verdict="different_tasks") for one in compared]
     return Comparison(
         a,
         b,

@@ -40,6 +40,11 @@ class SameTasks:
     only_prompts: bool = False
     """Whether the different tasks differ in their prompts only."""
 
+    @property
+    def none_is_same(self) -> bool:
+        """Whether the two runs played different tasks, as far as they were checked."""
+        return 0 < self.checked == self.different_count and not self.only_prompts
+
     def warning(self) -> str | None:
         if not self.different_count:
             return None

@@ -4,16 +4,18 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 
 import uvloop
 from pydantic import Field
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
-from nemo_gym.cli.output import say, say_json
+from nemo_gym.cli.output import complain, say, say_json
 from nemo_gym.config import GymConfig, max_rollout_attempts
-from nemo_gym.errors import NeMoGymError
+from nemo_gym.errors import ConfigError, NeMoGymError
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.log_output import hidden, log_counts
@@ -28,6 +30,7 @@ from nemo_gym.text_fit import Screen
 
 _LEAVE_S = 2.0
 """How long the process waits for code of environments that is still running when the work is done."""
+_RESULTS = Path("results")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -35,11 +38,18 @@ class CollectRolloutsConfig(RolloutCollectionConfig, ConfigPaths):
     config_paths: list[str] = Field(default_factory=list)
     """YAML files that define the servers to host: `[a.yaml,b.yaml]`. Later files override earlier ones. Not
     needed if ng_run is running; its servers are then used. Relative paths are searched for like the input."""
+    output_jsonl_fpath: str | None = None  # type: ignore[assignment]  # filled in by `run`
+    """The file for the rollouts, one JSON object per line. The other files of the run are written beside
+    it, and their names begin with its name. null: results/<name of the input>_<UTC time>.jsonl. Needed to
+    resume."""
     json_output: bool = False
     """Print the result as one JSON object instead of text."""
 
 
 def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
+    if options.output_jsonl_fpath is None:
+        options = options.model_copy(update={"output_jsonl_fpath": str(_new_output(options))})
+        complain(f"Output: {options.output_jsonl_fpath} (+output_jsonl_fpath= was not given)")
     if options.dry_run:
         return uvloop.run(_dry_run(config, options))
     collect_garbage_less()
@@ -51,6 +61,18 @@ def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
         leaving.done()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _new_output(options: CollectRolloutsConfig) -> Path:
+    """A new output named after the input and the time."""
+    stem = Path(options.input_jsonl_fpath).stem
+    if options.resume_from_cache:
+        earlier = sorted(path for path in _RESULTS.glob(f"{stem}_*Z.jsonl"))
+        latest = f", such as {earlier[-1]}, the latest of this input" if earlier else ""
+        raise ConfigError(
+            "resume_from_cache needs the output of the run to resume: +output_jsonl_fpath=<path>" + latest
+        )
+    return _RESULTS / f"{stem}_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
 
 
 async def _collect(config: GymConfig, options: CollectRolloutsConfig, leaving: Leaving) -> int:

@@ -94,6 +94,12 @@ def _section(agent: AgentComparison) -> Iterator[str]:
         yield one_line(agent.agent_a)
     else:
         yield f"{one_line(agent.agent_a)} in A and {one_line(agent.agent_b)} in B: two agents, same tasks"
+    if agent.verdict == "different_tasks":
+        a, b = _number(agent.metric.a.mean), _number(agent.metric.b.mean)
+        yield f"{one_line(agent.metric.name)}: A {a}, B {b}"
+        yield "No verdict: none of the tasks is the same in both runs"
+        yield from _counts(agent)
+        return
     yield _headline(agent.metric)
     yield _verdict(agent) + (f" ({agent.metric.method})" if agent.metric.method else "")
     yield from _counts(agent)

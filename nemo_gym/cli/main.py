@@ -3,6 +3,8 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -33,11 +35,17 @@ COMMANDS = {
 def main() -> None:
     """The entry point of `ng <command> …` and of every `ng_<command> …`: the program's name says which."""
     program, arguments = Path(sys.argv[0]).stem, sys.argv[1:]
-    _replace_unencodable()
-    warn_of_other_distribution()
-    if program.startswith(_PREFIX) and program.removeprefix(_PREFIX) in COMMANDS:
-        enter(program.removeprefix(_PREFIX), arguments)
-    elif not arguments or arguments[0] in ("--help", "-h", "help"):
+    with _ending():
+        if program.startswith(_PREFIX) and program.removeprefix(_PREFIX) in COMMANDS:
+            enter(program.removeprefix(_PREFIX), arguments)
+        _umbrella(arguments)
+
+
+def _umbrella(arguments: list[str]) -> None:
+    """`ng …`."""
+    if len(arguments) > 1 and arguments[0] == "help":
+        arguments = [arguments[1], "--help"]
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
         say(overview())
     elif arguments[0] in ("--version", "-V"):
         enter("version", arguments[1:])
@@ -68,24 +76,32 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "ng <command> --help shows the settings of a command.",
+            "ng <command> --help (or ng help <command>) shows the settings of a command.",
         ]
     )
 
 
 def enter(name: str, arguments: list[str]) -> None:
     """Run one command and exit. Errors that users can cause end with one message, never with a traceback."""
-    from nemo_gym.errors import NeMoGymError
-
-    _replace_unencodable()
-    warn_of_other_distribution()
-    try:
+    with _ending():
         gc.disable()  # imported modules are not garbage: looking for some takes a tenth of the start-up time
         command = import_module(f"nemo_gym.cli.{name}").COMMAND
         gc.enable()
         exit_code = command.main(arguments)
         sys.stdout.flush()
         sys.exit(exit_code)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """The boundary of every command: what ends it becomes a message and an exit code."""
+    from nemo_gym.errors import NeMoGymError
+
+    _replace_unencodable()
+    try:
+        warn_of_other_distribution()
+        yield
+        sys.stdout.flush()
     except NeMoGymError as error:
         from nemo_gym.log_output import hidden, log_counts
 
@@ -93,14 +109,18 @@ def enter(name: str, arguments: list[str]) -> None:
         sys.exit(_complain(hidden(f"{type(error).__name__}: {error}"), error.exit_code))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of standard output, or of standard error, has closed the pipe
         discard_output()
         sys.exit(0)
 
 
 def discard_output() -> None:
-    """Send standard output to /dev/null from now on, because its reader has closed the pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Send the output to /dev/null from now on where its reader has closed the pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _replace_unencodable() -> None:
@@ -111,5 +131,6 @@ def _replace_unencodable() -> None:
 
 
 def _complain(message: str, exit_code: int = 2) -> int:
-    complain(message)
+    with suppress(BrokenPipeError):
+        complain(message)
     return exit_code

@@ -14,6 +14,7 @@ from nemo_gym.http import fetch_text
 from nemo_gym.rollout_collection.recording.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
 from nemo_gym.terminal import table
+from nemo_gym.types import HEAD_SERVER_KEY_NAME
 
 
 class StatusConfig(BaseNeMoGymCLIConfig):
@@ -35,11 +36,11 @@ def run(config: GymConfig, options: StatusConfig) -> int:
                 f"no running collection writes {options.output_jsonl_fpath}; the manifest and the failures "
                 "file next to it show how the last one ended"
             ) from error
-        if not collections:
-            raise HeadServerUnreachableError(
-                f"{error}. No running collection writes into the working directory or its folder results "
-                "either; for one that writes elsewhere, set +output_jsonl_fpath=<path>"
-            ) from error
+        if not collections and any(key.startswith(HEAD_SERVER_KEY_NAME) for key in config.texts):
+            raise
+        if not collections and not options.json_output:
+            say(_nothing_runs(error))
+            return 0
         servers = []
     urls = [server.url for server in servers if server.status == "ready"]
     collections = [with_server_activities(one, urls) if one.get("served") else one for one in collections]
@@ -53,6 +54,14 @@ def run(config: GymConfig, options: StatusConfig) -> int:
         for collection in collections:
             say(collection_text(collection))
     return 0 if all(server.status == "ready" for server in servers) else 1
+
+
+def _nothing_runs(error: HeadServerUnreachableError) -> str:
+    reason = str(error).partition(";")[0]
+    return (
+        f"Nothing is running: {reason}; no collection writes into this folder or its folder results "
+        "(for one elsewhere: +output_jsonl_fpath=<path>)"
+    )
 
 
 def _servers(head: str) -> list[ServerStatus]:

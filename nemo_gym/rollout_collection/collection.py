@@ -59,7 +59,7 @@ class Collection:
         display: Display,
         policy: CollectionPolicy,
     ) -> None:
-        self._config = config
+        self._config = servers.with_only_agent(config)
         self._servers = servers
         self._display = display
         self._policy = policy

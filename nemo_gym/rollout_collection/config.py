@@ -107,7 +107,7 @@ class RolloutCollectionConfig(SharedRolloutCollectionConfig):
     """Play every row of an input file and write the rollouts with their rewards."""
 
     agent_name: str | None = None
-    """The agent for rows without an `agent_ref`."""
+    """The agent for rows without an `agent_ref`. null: the only agent of the configuration."""
     input_jsonl_fpath: str
     """The tasks, one JSON object per line. A relative path is searched for in NEMO_GYM_EXTRA_ROOTS, the
     working directory and the installed components."""

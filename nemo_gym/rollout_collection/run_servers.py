@@ -19,6 +19,7 @@ from nemo_gym.http.transport_choice import enable_plain_client, set_pool_size
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared
+from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.recording.manifest import differences, server_settings
 from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
 
@@ -93,12 +94,23 @@ class Servers:
             return self.to_host
         return load_sources(Sources((), Overrides(), None, roots=(), defaults=self.values))
 
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of the agents."""
+        values = self.values
+        return tuple(name for name in instance_names(values) if "responses_api_agents" in values[name])
+
+    def with_only_agent(self, config: RolloutCollectionConfig) -> RolloutCollectionConfig:
+        """The configuration with the only agent, unless it names one or there are several."""
+        if config.agent_name is not None or len(self.agents) != 1:
+            return config
+        return config.model_copy(update={"agent_name": self.agents[0]})
+
     def check_agents(self, agents: Mapping[str, int]) -> None:
         """Refuse agents that are not among the servers."""
-        known = [name for name in instance_names(self.values) if "responses_api_agents" in self.values[name]]
-        missing = [agent for agent in agents if agent not in known]
+        missing = [agent for agent in agents if agent not in self.agents]
         if missing:
-            hint = did_you_mean(missing[0], known)
+            hint = did_you_mean(missing[0], self.agents)
             hint += "" if hint.endswith("?") else "."
             raise ConfigError(
                 f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint} "

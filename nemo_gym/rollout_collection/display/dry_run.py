@@ -36,6 +36,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 def dry_run(config: RolloutCollectionConfig, servers: Servers | None, policy: CollectionPolicy) -> list[str]:
     """The lines of a dry run. Raises the errors of a run. Without servers, agents are not checked."""
+    config = config if servers is None else servers.with_only_agent(config)
     executor_kind = executor_named(config.executor)
     check_output(config, policy.roots)
     size, resumption = _Size(), ResumePreview.of(config, policy.max_rollout_attempts)
@@ -51,7 +52,8 @@ def dry_run(config: RolloutCollectionConfig, servers: Servers | None, policy: Co
         notes.append(check_without_input(config, recipe, resumption.manifest))
         plan = materialized_before(config.materialized_jsonl_fpath, take)
     else:
-        plan = materialize(config, policy.roots, take)
+        agents = servers.agents if servers is not None else ()
+        plan = materialize(config, policy.roots, take, agents)
     if servers is not None:
         executor_kind.check(servers)
         servers.check_agents(plan.by_agent)

@@ -5,7 +5,7 @@ Pure and streaming: memory holds one small entry per different line.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -52,6 +52,8 @@ class Plan:
     source: str
     """The input file, for messages."""
     prompt: PromptConfig | None = None
+    agents: Sequence[str] = ()
+    """Names of agents to choose from, for messages."""
     num_rows: int = 0
     rollouts_by_agent: Counter[str] = field(default_factory=Counter)
     _tasks: dict[bytes, int] = field(default_factory=dict)
@@ -179,9 +181,10 @@ class Plan:
                 "prompt_config"
             )
         if self._without_agent:
+            known = f" ({', '.join(self.agents)})" if self.agents else ""
             raise InputError(
-                f"{self.source}: rows {listed(self._without_agent)} have no agent; pass +agent_name=<name>, "
-                f'or add "{AGENT_REF_KEY_NAME}": {{"name": "<name>"}} to the rows'
+                f"{self.source}: rows {listed(self._without_agent)} have no agent; pass +agent_name=<name>"
+                f'{known}, or add "{AGENT_REF_KEY_NAME}": {{"name": "<name>"}} to the rows'
             )
         if self._without_repeats:
             raise InputError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import find_file, mask_secrets
+from nemo_gym.config.roots import expand
 from nemo_gym.errors import InputError
 from nemo_gym.journal import read_lines
 from nemo_gym.prompt import load_prompt_config
@@ -27,6 +28,7 @@ _PLAN_FIELDS = (
 """The settings that a plan depends on, besides the input file and the prompt file."""
 INPUT_DIGEST = "input_sha256"
 RECIPE_DIGEST = "sha256"
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,17 @@ def find_input(config: RolloutCollectionConfig, roots: Sequence[Path]) -> Path |
 
 
 def materialize(
-    config: RolloutCollectionConfig, roots: Sequence[Path], write: Callable[[bytes], Any]
+    config: RolloutCollectionConfig,
+    roots: Sequence[Path],
+    write: Callable[[bytes], Any],
+    agents: Sequence[str] = (),
 ) -> Materialized:
-    """Plan the whole input; `write` gets each materialized line, newline included."""
+    """Plan the whole input; `write` gets each materialized line, newline included. `agents` are those to
+    choose from, for the message about rows without one."""
     digest = hashlib.sha256()
     planned, sample = 0, b""
     plan = _new_plan(config, roots)
+    plan.agents = agents
     for one in _planned_lines(plan, config, roots):
         line = one.line + b"\n"
         digest.update(line)
@@ -108,6 +115,7 @@ def _new_plan(config: RolloutCollectionConfig, roots: Sequence[Path]) -> Plan:
 def _planned_lines(plan: Plan, config: RolloutCollectionConfig, roots: Sequence[Path]) -> Iterator[PlanLine]:
     path = find_input(config, roots)
     if path is None:
+        _refuse_folder(config.input_jsonl_fpath, roots)
         searched = ", ".join(map(str, roots))
         raise InputError(
             f"input_jsonl_fpath: {config.input_jsonl_fpath}: not found; searched in {searched}; "
@@ -121,6 +129,15 @@ def _planned_lines(plan: Plan, config: RolloutCollectionConfig, roots: Sequence[
             )
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+
+
+def _refuse_folder(name: str, roots: Sequence[Path]) -> None:
+    """Raise an error that names files to choose from, if the input is a folder."""
+    folder = next((path for root in roots if (path := root / expand(name)).is_dir()), None)
+    if folder is not None:
+        files = sorted(path.name for path in folder.glob("*.jsonl"))[:_MOST_NAMED]
+        example = f"one of its files: {', '.join(files)}" if files else "a JSONL file"
+        raise InputError(f"input_jsonl_fpath: {name} is a folder; give {example}")
 
 
 def recipe_of(config: RolloutCollectionConfig, roots: Sequence[Path]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _start_new_run(
 ) -> Prepared:
     output, materialized = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
     with new_file(materialized) as file:
-        plan = materialize(config, policy.roots, file.write)
+        plan = materialize(config, policy.roots, file.write, servers.agents)
         servers.check_agents(plan.by_agent)
         for warning in plan.warnings():
             note(warning)
@@ -197,7 +197,7 @@ class _Resumption:
         candidate = self.materialized.with_name(f".{self.materialized.name}.candidate.tmp")
         try:
             with new_file(candidate) as file:
-                plan = materialize(self.config, self.policy.roots, file.write)
+                plan = materialize(self.config, self.policy.roots, file.write, self.servers.agents)
                 self.servers.check_agents(plan.by_agent)
                 for warning in plan.warnings():
                     self.note(warning)

@@ -129,6 +129,15 @@ def test_version_ignores_a_broken_env_file(ng: Ng, tmp_path: Path) -> None:
     assert ng("version").code == 0
 
 
+def test_status_says_in_one_line_that_nothing_is_running(ng: Ng, tmp_path: Path) -> None:
+    write_files(tmp_path, {"env.yaml": f"head_server: {{port: {free_port()}}}"})
+    done = ng("status")
+    assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
+    assert done.out.startswith("Nothing is running: no head server at http://127.0.0.1:")
+    assert "no collection writes into this folder" in done.out
+    assert json.loads(ng("status", "--json").out) == {"servers": [], "collections": []}
+
+
 def test_status_without_a_head_server_names_the_address_and_how_to_start_one(ng: Ng) -> None:
     port = free_port()
     ng("status", f"+head_server.port={port}").assert_complains(f"http://127.0.0.1:{port}", "ng_run")

@@ -117,6 +117,15 @@ def test_both_agents_and_agents_of_one_run_only_are_listed(ng: Ng) -> None:
     assert "\nOnly in B, not compared: post\n" in ng("compare", "a.jsonl", "b.jsonl").out
 
 
+def test_different_tasks_get_no_verdict(ng: Ng) -> None:
+    write_inputs("b", {task: f"What is 3 + {task % 2}?" for task in range(4)})
+    out = ng("compare", "a.jsonl", "b.jsonl").out
+    assert "\nNo verdict: none of the tasks is the same in both runs\n" in out
+    assert not any(word in out for word in ("p = ", "significant", "better", "Flips", "difference"))
+    found = json.loads(ng("compare", "a.jsonl", "b.jsonl", "--json").out)
+    assert found["agents"][0]["verdict"] == "different_tasks"
+
+
 def test_different_tasks_with_the_same_indices_cause_a_warning(ng: Ng) -> None:
     write_inputs("b", {task: f"What is 3 + {task % 2}?" for task in range(4)})
     warning = "4 of 4 shared tasks are not the same task in both runs: 0, 1, 2, 3; "

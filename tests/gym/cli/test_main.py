@@ -15,8 +15,9 @@ import pytest
 from nemo_gym import __version__
 from nemo_gym.cli.main import COMMANDS, main
 from nemo_gym.config import parse_arguments, string_fields
-from tests.gym.cli.conftest import Ended
+from tests.gym.cli.conftest import Ended, Ng
 from tests.support.commands import BIN, ROOT, run_command
+from tests.support.components import write_files
 from tests.support.scripted_agent import MODEL_CONFIG
 
 
@@ -176,3 +177,66 @@ def test_closed_output_pipe_is_not_an_error(tmp_path: Path, size: int) -> None:
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["compare", "ng_compare", "collect-rollouts"])
+def test_help_of_a_command_can_be_asked_for_in_two_ways(umbrella: Umbrella, name: str) -> None:
+    done = umbrella("help", name)
+    assert done == umbrella(name, "--help")
+    assert done.code == 0 and done.out.startswith("ng_c")
+
+
+def test_help_of_an_unknown_command_names_the_closest(umbrella: Umbrella) -> None:
+    done = umbrella("help", "compar")
+    assert done.code == 2 and "did you mean `ng compare`?" in done.err
+
+
+COMMANDS_INTO_A_PIPE = [
+    ["ng", "--help"],
+    ["ng"],
+    ["ng", "help", "collect_rollouts"],
+    ["ng", "nonsense"],
+    ["ng_version"],
+    ["ng_status", "+hlp=1"],
+    ["ng_status", "+head_server.port=1"],
+    ["ng_dump_config"],
+    ["ng_collect_rollouts", "--help"],
+    ["ng_collect_rollouts", "+input_jsonl_fpath=/nowhere.jsonl", "+hosting=embedded"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS_INTO_A_PIPE, ids=" ".join)
+def test_closed_pipe_ends_a_command_without_a_traceback(command: list[str], tmp_path: Path) -> None:
+    """Whether the reader of standard output closes it, or the reader of both."""
+    for streams in ({"stdout": -1}, {"stdout": -1, "stderr": subprocess.STDOUT}):
+        reading, writing = os.pipe()
+        os.close(reading)
+        errors = tmp_path / "errors"
+        with errors.open("wb") as file:
+            both = dict.fromkeys(streams, writing)
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]], cwd=tmp_path, **{"stderr": file, **both}
+            )
+        os.close(writing)
+        assert process.wait(60) in (0, 2)
+        assert "Traceback" not in errors.read_text() and "Exception ignored" not in errors.read_text()
+
+
+def test_folder_in_place_of_a_file_is_one_clear_message(ng: Ng, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/rows.jsonl").touch()
+    collect = ["+input_jsonl_fpath=data", "+output_jsonl_fpath=out.jsonl", "+dry_run=true"]
+    ng("collect_rollouts", *collect).assert_complains("data is a folder; give one of its files: rows.jsonl")
+    prompts = ["+input_jsonl_fpath=data", "+prompt_config=p.yaml", "+output_jsonl_fpath=out.jsonl"]
+    write_files(tmp_path, {"p.yaml": "user: x"})
+    for name, arguments in {
+        "materialize_prompts": prompts,
+        "compare": ["data", "data"],
+        "export": ["data", "out.parquet"],
+        "reward_profile": ["data"],
+        "aggregate_rollouts": ["+input_glob=data", "+output_jsonl_fpath=out.jsonl"],
+        "validate": ["+config_paths=[data]"],
+    }.items():
+        done = ng(name, *arguments)
+        done.assert_complains("data")
+        assert len(done.err.splitlines()) <= 4, done.err

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -234,9 +235,7 @@ def test_configuration_can_be_copied_and_pickled() -> None:
 
 def test_arguments_that_are_missing_are_all_named(ng: Ng, playground: Playground) -> None:
     done = ng("collect_rollouts", "+agent_name=scripted")
-    done.assert_complains(
-        "input_jsonl_fpath: required", "output_jsonl_fpath: required", "+input_jsonl_fpath=<value>"
-    )
+    done.assert_complains("input_jsonl_fpath: required", "+input_jsonl_fpath=<value>")
     assert not playground.output.parent.exists()
 
 
@@ -245,10 +244,13 @@ def test_help_shows_every_field_with_type_and_default(ng: Ng) -> None:
     assert (done.code, done.err) == (0, "")
     assert "+limit=  int or null, default null" in done.out
     assert "+num_repeats=  int or dict or null, default 1" in done.out
-    assert "+output_jsonl_fpath=  str, required" in done.out
+    assert "+input_jsonl_fpath=  str, required" in done.out
+    assert "+output_jsonl_fpath=  str or null, default null" in done.out
     assert "+call_timeout_s=  float, default 900.0" in done.out
     for name, field in RolloutCollectionConfig.model_fields.items():
         assert f"  +{name}=  " in done.out
+        if name == "output_jsonl_fpath":  # the command has a default
+            continue
         assert field.description is not None
         assert field.description.splitlines()[0] in done.out
 
@@ -263,3 +265,48 @@ def test_valid_arguments_are_accepted_in_every_syntax(
     done = ng("collect_rollouts", *arguments, *more)
     assert done.code == 0, done.err
     assert playground.played() == ["0:0"]
+
+
+def test_output_is_named_after_the_input_and_the_time_if_none_is_given(
+    ng: Ng, playground: Playground, arguments: list[str]
+) -> None:
+    without = [one for one in arguments if not one.startswith("+output")]
+    done = ng("collect_rollouts", *without)
+    assert done.code == 0, done.err
+    [output] = Path("results").glob("*Z.jsonl")
+    assert re.fullmatch(r"input_\d{8}T\d{6}Z\.jsonl", output.name)
+    assert f"Output: {output} (+output_jsonl_fpath= was not given)\n" in done.err
+    assert f"Rollouts: {output}\n" in done.out
+    resumed = ng("collect_rollouts", *without, "+resume_from_cache=true")
+    resumed.assert_complains("resume_from_cache needs", f"+output_jsonl_fpath=<path>, such as {output}")
+    assert (
+        ng("collect_rollouts", *without, f"+output_jsonl_fpath={output}", "+resume_from_cache=true").code == 0
+    )
+
+
+def test_only_agent_of_the_configuration_is_used_if_none_is_named(
+    ng: Ng, playground: Playground, arguments: list[str]
+) -> None:
+    without = [one for one in arguments if not one.startswith("+agent_name")]
+    done = ng("collect_rollouts", *without)
+    assert done.code == 0, done.err
+    assert "agent scripted" in done.err
+    assert playground.played() == ["0:0"]
+    assert ng("collect_rollouts", *without, "+dry_run=true").code == 0
+    assert ng("collect_rollouts", *arguments, "+resume_from_cache=true").code == 0
+    assert playground.played() == []
+
+
+@pytest.mark.parametrize("is_dry", ["true", "false"])
+def test_message_about_rows_without_an_agent_lists_the_agents(ng: Ng, tmp_path: Path, is_dry: str) -> None:
+    playground = Playground(tmp_path, agents=["first", "second"])
+    playground.write_input(row())
+    done = ng(
+        "collect_rollouts",
+        f"+config_paths=[{','.join(playground.config_paths)}]",
+        *(f"+{key}={value}" for key, value in MODEL.items()),
+        *("+input_jsonl_fpath=input.jsonl", "+output_jsonl_fpath=out.jsonl", "+hosting=embedded"),
+        f"+dry_run={is_dry}",
+    )
+    assert done.code == 2 and done.out == ""
+    assert "rows 0 have no agent; pass +agent_name=<name> (first, second), or add" in done.err
