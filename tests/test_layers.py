@@ -29,7 +29,7 @@ they call is given both."""
 
 LAYERS = [
     {"errors", "machine"},
-    {"types", "environment_variables"},
+    {"types", "environment_variables", "python_terms"},
     {"undocumented"},
     {"codec", "activity", "failures", "session_cookies"},
     {"http"},

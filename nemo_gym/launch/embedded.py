@@ -17,6 +17,7 @@ from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
 from nemo_gym.http.transport_choice import plain_client_enabled
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
+from nemo_gym.python_terms import errors_in_python
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.hosted_app import BACKGROUND_S
 from nemo_gym.servers.server_base import Hosting, current_hosting
@@ -39,8 +40,10 @@ async def open_servers(
     `overrides` are those of a command line: strings such as `"policy_model_name=x"`, or a mapping.
     """
     paths = [config_paths] if isinstance(config_paths, str | Path) else list(config_paths)
-    config = load_config(paths, overrides_from(overrides), accepted=FOR_PYTHON)
-    async with host_embedded(config) as client:
+    async with AsyncExitStack() as running:
+        with errors_in_python():
+            config = load_config(paths, overrides_from(overrides), accepted=FOR_PYTHON)
+            client = await running.enter_async_context(host_embedded(config))
         yield client
 
 

@@ -215,7 +215,9 @@ class Collection:
         state = "complete" if ledger.is_complete else "incomplete"
         prepared.manifest.save(state=state, ledger=ledger.as_data())
         rollouts = Rollouts(self._output, prepared.found.index.sorted_offsets())
-        return Collected(rollouts, ledger, self._output, stopped_by, self._limits.reached)
+        return Collected(
+            rollouts, prepared.found.index.keys, ledger, self._output, stopped_by, self._limits.reached
+        )
 
     async def _measure(
         self,

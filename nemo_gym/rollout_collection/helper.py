@@ -1,8 +1,9 @@
 """The Python interface: `RolloutCollectionHelper`."""
 
 import asyncio
+import io
 import sys
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.journal import read_lines
 from nemo_gym.metrics import columns_of
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
+from nemo_gym.python_terms import errors_in_python, in_python
 from nemo_gym.records import agent_of, key_of, packed, parsed
 from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
@@ -31,6 +33,7 @@ from nemo_gym.rollout_collection.planning.remaining import read_plan, remaining_
 from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
+from nemo_gym.rollout_collection.results.collection_result import CollectionResult
 from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client
 from nemo_gym.text_fit import Screen
 from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
@@ -42,23 +45,38 @@ _CALL_TIMEOUT_S: float = _TIMEOUTS["call_timeout_s"].default
 _ROLLOUT_TIMEOUT_S: float = _TIMEOUTS["rollout_timeout_s"].default
 
 
+class PythonDisplay(Display):
+    """Shows settings as Python writes them."""
+
+    def note(self, text: str) -> None:
+        super().note(in_python(text))
+
+
 class RolloutCollectionHelper(BaseModel):
     """Collects rollouts with the servers open around it, else with those of a head server."""
 
     def setup_server_client(self, head_server_config: BaseServerConfig | None = None) -> ServerClient:
         """The client that the other methods use."""
-        return setup_client(head_server_config)
+        with errors_in_python():
+            return setup_client(head_server_config)
 
-    async def run_from_config(self, config: RolloutCollectionConfig) -> Sequence[Row]:
-        """Collect; returns the rollouts sorted by key, resumed ones included, each read when it is used."""
-        display = Display(sys.stderr)
-        if config.dry_run:
-            display.note("\n".join(dry_run(config, self._servers_in_sight(), _policy())))
-            return []
-        servers = served_by(self.setup_server_client())
-        collected = await Collection(config, servers, display, _policy()).run()
-        display.note("\n".join(report(collected, Screen.of(sys.stderr))))
-        return collected.rollouts
+    async def run_from_config(
+        self, config: RolloutCollectionConfig, *, quiet: bool = False
+    ) -> CollectionResult:
+        """Collect; returns the rollouts sorted by key, resumed ones included, each read when it is used.
+
+        The result also has `metrics`, `failures`, `ledger` and `manifest`. It is empty after a dry run. With
+        `quiet`, neither progress nor a report is written to standard error.
+        """
+        display = PythonDisplay(io.StringIO() if quiet else sys.stderr)
+        with errors_in_python():
+            if config.dry_run:
+                display.note("\n".join(dry_run(config, self._servers_in_sight(), _policy())))
+                return CollectionResult.empty()
+            servers = served_by(self.setup_server_client())
+            collected = await Collection(config, servers, display, _policy()).run()
+            display.note("\n".join(report(collected, Screen.of(sys.stderr))))
+            return CollectionResult.of(collected)
 
     def _servers_in_sight(self) -> Servers | None:
         try:

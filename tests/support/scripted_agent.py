@@ -9,6 +9,7 @@ from typing import Any
 
 import nemo_gym
 from nemo_gym.rollout_collection import RolloutCollectionConfig, RolloutCollectionHelper
+from nemo_gym.rollout_collection.results.collection_result import CollectionResult
 from tests.support.components import write_files
 
 AGENT = "scripted"
@@ -105,12 +106,12 @@ class Playground:
         }
         return RolloutCollectionConfig.model_validate(usual | settings)
 
-    def collect(self, **settings: Any) -> Sequence[dict[str, Any]]:
-        return asyncio.run(self._collect(self.config(**settings)))
+    def collect(self, *, quiet: bool = False, **settings: Any) -> CollectionResult:
+        return asyncio.run(self._collect(self.config(**settings), quiet))
 
-    async def _collect(self, config: RolloutCollectionConfig) -> Sequence[dict[str, Any]]:
+    async def _collect(self, config: RolloutCollectionConfig, quiet: bool) -> CollectionResult:
         async with nemo_gym.open_servers(self.config_paths, self.servers):
-            return await RolloutCollectionHelper().run_from_config(config)
+            return await RolloutCollectionHelper().run_from_config(config, quiet=quiet)
 
     def played(self) -> list[str]:
         """The keys of all attempts since the last call, sorted."""

@@ -47,6 +47,11 @@ class Rollouts(Sequence[dict[str, Any]]):
         self._offsets = offsets
         self._identity = _identity(path)
 
+    @property
+    def offsets(self) -> "array[int]":
+        """Where each rollout begins in the file, in the order of the sequence."""
+        return self._offsets
+
     def __len__(self) -> int:
         return len(self._offsets)
 

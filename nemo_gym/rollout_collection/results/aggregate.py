@@ -19,6 +19,7 @@ from nemo_gym.errors import ConfigError, HeadServerUnreachableError, InputError
 from nemo_gym.journal import make_parent, new_file, read_objects, set_aside
 from nemo_gym.metrics import Columns
 from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for, materialized_path_for
+from nemo_gym.python_terms import errors_in_python
 from nemo_gym.records import SKIP_HINT, BadLines, agent_of
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.recording.manifest import Manifest
@@ -73,13 +74,14 @@ class RolloutAggregationHelper(BaseModel):
 
         Without a client it uses the servers that are open around it, or those of a head server.
         """
-        if threading.active_count() == 1:  # then several processes can read large files
-            shards = load_shards(config, logger.info)
-        else:
-            shards = await asyncio.to_thread(load_shards, config, logger.info)
-        if client is None:
-            client = await asyncio.to_thread(_client_around)
-        done = await aggregate_shards(config, shards, lambda _: nullcontext(client), logger.info)
+        with errors_in_python():
+            if threading.active_count() == 1:  # then several processes can read large files
+                shards = load_shards(config, logger.info)
+            else:
+                shards = await asyncio.to_thread(load_shards, config, logger.info)
+            if client is None:
+                client = await asyncio.to_thread(_client_around)
+            done = await aggregate_shards(config, shards, lambda _: nullcontext(client), logger.info)
         return done.metrics_path if done is not None else None
 
 

@@ -1,5 +1,6 @@
 """The result of a collection, as data."""
 
+from array import array
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class Collected:
     """The result of a collection."""
 
     rollouts: Rollouts
+    keys: "array[int]"
+    """The packed keys of the rollouts, in any order."""
     ledger: Ledger
     output: Path
     stopped_by: str | None = None

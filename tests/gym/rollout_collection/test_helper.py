@@ -14,6 +14,7 @@ import nemo_gym
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.http import ServerCallError
+from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for
 from nemo_gym.rollout_collection import RolloutCollectionHelper, _rollout_request_debug_summary
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
 from tests.support.commands import free_port
@@ -470,3 +471,30 @@ def test_rollouts_of_a_replaced_output_raise_an_error(playground: Playground) ->
     playground.collect()
     with pytest.raises(InputError, match="has changed since these rollouts were read"):
         first[0]
+
+
+def test_result_has_metrics_failures_ledger_and_manifest(playground: Playground) -> None:
+    playground.write_input(row("a"), row("b"), row("c"))
+    playground.set_response("1:0", body="[]")
+    result = playground.collect(max_attempts=1)
+    assert (len(result), result.ledger.succeeded, result.ledger.failed.total()) == (2, 2, 1)
+    assert result.metrics == json.loads(aggregate_metrics_path_for(playground.output).read_text())
+    assert keys_of(result.failures) == ["1:0"]
+    assert result.failures[0]["_ng_failure_class"] == "data"
+    assert result.manifest == json.loads(manifest_path_for(playground.output).read_text())
+    playground.reset_responses()
+    resumed = playground.collect(resume_from_cache=True)
+    assert (len(resumed), list(resumed.failures)) == (3, [])
+    assert playground.collect(disable_aggregation=True).metrics is None
+
+
+def test_quiet_run_writes_nothing_to_the_terminal(playground: Playground, capfd: Capture) -> None:
+    assert len(playground.collect(quiet=True)) == 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_notes_and_report_speak_python(playground: Playground, capfd: Capture) -> None:
+    playground.set_response("1:0", body="[]")
+    playground.collect(max_attempts=1)
+    error = capfd.readouterr().err
+    assert "The same call with resume_from_cache=True" in error and "+resume" not in error
