@@ -1,7 +1,7 @@
 """The metrics of one agent's rollouts: statistics of every numeric field, and those of the environment."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -53,9 +53,16 @@ def _as_json(value: Any) -> Any:
     return [_as_json(item) for item in value] if isinstance(value, list | tuple | set) else value
 
 
-def default_key_metrics(agent_metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The means, with their uncertainty."""
-    return {name: value for name, value in agent_metrics.items() if name.startswith("mean/")}
+def default_key_metrics(agent_metrics: Mapping[str, Any], copied: Collection[str] = ()) -> dict[str, Any]:
+    """The means, with their uncertainty, except those of fields that are `copied` from the rows."""
+    left_out = {
+        name for field in copied for name in (f"mean/{field}", *(f"mean/{field}/{error}" for error in ERRORS))
+    }
+    return {
+        name: value
+        for name, value in agent_metrics.items()
+        if name.startswith("mean/") and name not in left_out
+    }
 
 
 def columns_of(rollouts: Iterable[dict[str, Any]]) -> Columns:

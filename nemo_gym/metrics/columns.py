@@ -7,7 +7,7 @@ missing, NaN or infinite are left out of all statistics. A statistic too large f
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class Columns:
         """The positions of the rollouts that needed more than one attempt."""
         self.non_finite: Counter[str] = Counter()
         """How many values of each field were NaN or infinite."""
+        self.copied: Counter[str] = Counter()
+        """How many values of each field equal that of the row, as far as the rows are known."""
         self._columns: dict[str, array[float]] = {}
         self._means: dict[str, _Running] = {}
 
@@ -58,13 +60,17 @@ class Columns:
         numbers: Mapping[str, float],
         non_finite: Sequence[str] = (),
         is_retried: bool = False,
+        copied: Sequence[str] = (),
     ) -> None:
-        """Add the finite numbers of one rollout. `non_finite` names its fields that are NaN or infinite."""
+        """Add the finite numbers of one rollout. `non_finite` names its fields that are NaN or infinite,
+        `copied` those that have the value of the row."""
         columns = self._columns
         if is_retried:
             self.retried.append(len(self.tasks))
         if non_finite:
             self.non_finite.update(non_finite)
+        if copied:
+            self.copied.update(copied)
         self.tasks.append(task)
         self.rollouts.append(rollout)
         for name, number in numbers.items():
@@ -97,6 +103,7 @@ class Columns:
         self.rollouts.extend(other.rollouts)
         self.retried.extend(array("q", [place + before for place in other.retried]))
         self.non_finite.update(other.non_finite)
+        self.copied.update(other.copied)
         for name, theirs in other._columns.items():
             column = self._columns.get(name)
             if column is None:
@@ -110,17 +117,34 @@ class Columns:
         """Pass the whole content, piece by piece, to a function such as the `update` of a digest."""
         for numbers in (self.tasks, self.rollouts, self.retried):
             take(numbers)
-        take(repr(sorted(self.non_finite.items())).encode("utf-8", "surrogatepass"))
+        for names in (sorted(self.non_finite.items()), sorted(self.copied_names())):
+            take(repr(names).encode("utf-8", "surrogatepass"))
         for name, column in self._columns.items():
             take(name.encode("utf-8", "surrogatepass") + b"\0")
             take(column)
 
     def mean(self, name: str) -> float | None:
         """The mean so far, exact enough to display; None if there are no values."""
-        running = self._means.setdefault(name, _Running())
-        running.take(self._columns.get(name, _NO_VALUES))
+        running = self._running(name)
         mean = running.total / running.count if running.count else math.nan
         return mean if math.isfinite(mean) else None
+
+    def copied_names(self) -> frozenset[str]:
+        """The fields whose every value is that of the row; never the reward."""
+        return frozenset(
+            name
+            for name, count in self.copied.items()
+            if name != REWARD and count >= self._running(name).count > 0
+        )
+
+    def mark_copied(self, names: Iterable[str]) -> None:
+        """Note that every value of these fields is that of the row."""
+        self.copied = Counter({name: self._running(name).count for name in names})
+
+    def _running(self, name: str) -> "_Running":
+        running = self._means.setdefault(name, _Running())
+        running.take(self._columns.get(name, _NO_VALUES))
+        return running
 
     def by_task(self) -> ByTask:
         return ByTask(self.tasks, self.rollouts)

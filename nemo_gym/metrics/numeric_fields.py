@@ -30,6 +30,13 @@ def numeric_fields(rollout: Rollout, non_finite: list[str] | None = None) -> dic
     return numbers
 
 
+def row_numbers(row: Rollout) -> dict[str, float]:
+    """The finite top-level numbers of a row, which a rollout may copy."""
+    numbers: dict[str, float] = {}
+    _put_numbers(numbers, row, None)
+    return numbers
+
+
 def _listed(names: object, known: list[str]) -> list[str]:
     """The fields that a record lists as not finite, without those that are already known."""
     if not isinstance(names, list):

@@ -33,6 +33,8 @@ class PlannedRollout:
     """Attempts in earlier runs, all of which failed."""
     worker_deaths: int = 0
     """Workers that died in earlier runs while they played it."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """The numeric top-level fields of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Success:
     """The names of the fields that are NaN or infinite."""
     attempts: int = 1
     """Attempts in this run."""
+    copied: tuple[str, ...] = ()
+    """The names of the numeric fields that have the value of the row."""
     is_retried: bool = False
     """Whether it took more than one attempt, across all runs."""
 

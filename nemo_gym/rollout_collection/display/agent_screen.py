@@ -35,7 +35,7 @@ def agent_screen(entry: Entry, screen: Screen) -> list[str]:
     if len(rows) + _around_the_rows(chart) > room:
         chart = _histogram_lines(_fewer(summary.histogram), columns)
     drawn = _table_lines(rows, columns, max(_FEWEST_ROWS, room - _around_the_rows(chart)))
-    return [*head, *(["", *drawn] if drawn else []), *chart, *pass_at]
+    return [*head, *drawn, *chart, *pass_at]
 
 
 def shown_key_metrics(entry: Entry) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def shown_key_metrics(entry: Entry) -> dict[str, Any]:
 
 
 def _around_the_rows(chart: Sequence[str]) -> int:
-    """Lines of the table and the chart that are not rows: a blank one and the two of the table's head."""
-    return 3 + len(chart)
+    """Lines of the table and the chart that are not rows."""
+    return 2 + len(chart)
 
 
 def _head(entry: Entry, columns: int) -> list[str]:

@@ -19,8 +19,6 @@ from nemo_gym.terminal import one_line
 from nemo_gym.text_fit import Screen, cut, height_of, shortened, wrapped
 
 RESUME_HINT = "The same command with +resume_from_cache=true runs the missing rollouts."
-_ONLY_DATA = "Manifest"
-"""The file that is not named on the screen."""
 
 
 def report(collected: Collected, screen: Screen) -> list[str]:
@@ -88,7 +86,7 @@ def _result_lines(collected: Collected, columns: int) -> list[str]:
     lines += [cut(f"  {cause}", columns) for cause in ledger.causes.lines()]
     if collected.throughput is not None:
         lines += wrapped(_throughput_text(collected.throughput, collected.ledger.planned), columns)
-    lines += [f"{what}: {path}" for what, path in _files(collected) if what != _ONLY_DATA]
+    lines += [f"{what}: {path}" for what, path in _files(collected)]
     lines += [*collected.warnings, *collected.tracked]
     if not ledger.is_complete:
         can_resume = ledger.succeeded + ledger.skipped.total() < ledger.planned
@@ -118,7 +116,7 @@ def _files(collected: Collected) -> Iterator[tuple[str, Path]]:
         "Rollouts": output,
         failures: failures_path_for(output),
         "Aggregate metrics": aggregate_metrics_path_for(output),
-        _ONLY_DATA: manifest_path_for(output),
+        "Manifest": manifest_path_for(output),
     }
     if collected.entries is None:
         del named["Aggregate metrics"]

@@ -103,8 +103,7 @@ def throughput(progress: Progress) -> Throughput | None:
 
 
 def _means(columns: Columns) -> dict[str, float]:
-    names = sorted(
-        (name for name in columns.names if name not in _NOT_SHOWN), key=lambda name: name != "reward"
-    )
+    hidden = _NOT_SHOWN | columns.copied_names()
+    names = sorted((name for name in columns.names if name not in hidden), key=lambda name: name != "reward")
     means = ((name, columns.mean(name)) for name in names)
     return {name: mean for name, mean in means if mean is not None}

@@ -87,7 +87,9 @@ def _success(planned: PlannedRollout, played: Played) -> Success:
     numbers = numeric_fields(rollout, odd)
     if odd:
         rollout[NON_FINITE_KEY_NAME] = odd
-    return Success(planned.key, planned.agent, _record_line(planned, played), numbers, tuple(odd))
+    copied = tuple(name for name, value in planned.numbers.items() if numbers.get(name) == value)
+    line = _record_line(planned, played)
+    return Success(planned.key, planned.agent, line, numbers, tuple(odd), copied=copied)
 
 
 def _record_line(planned: PlannedRollout, played: Played) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 from nemo_gym.config.hints import listed
 from nemo_gym.errors import ChangedInputsError, ConfigError
 from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
+from nemo_gym.metrics.copied_numbers import count_copied
 from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
 from nemo_gym.records import Key, parsed, unpacked
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
@@ -25,6 +26,7 @@ from nemo_gym.rollout_collection.planning.materialize import (
 from nemo_gym.rollout_collection.planning.remaining import (
     RemainingWork,
     packed_key_of,
+    planned_rows,
     remaining_work,
     whole_plan,
 )
@@ -178,6 +180,7 @@ class _Resumption:
         past.worker_deaths = manifest.worker_deaths()
         work = remaining_work(self.materialized, found.index.keys, past, self.policy.max_rollout_attempts)
         self.servers.check_agents(work.to_run_by_agent)
+        count_copied(found.columns, planned_rows(self.materialized))
         self._describe(work)
         return Prepared(work, manifest, True, found)
 

@@ -15,6 +15,7 @@ from typing import Any
 from nemo_gym.errors import JournalError
 from nemo_gym.failures import AnyKind
 from nemo_gym.journal import READ_BYTES
+from nemo_gym.metrics.numeric_fields import row_numbers
 from nemo_gym.records import Key, Record, agent_of, key_of, packed, parsed, unpacked
 from nemo_gym.rollout_collection.outcome import PlannedRollout
 from nemo_gym.rollout_collection.recording.recovery import PastFailures
@@ -87,6 +88,7 @@ class RemainingWork:
                 min(attempts_left, DATA_ATTEMPTS_PER_RUN),
                 self.earlier_attempts.get(packed_key, 0),
                 self.worker_deaths.get(packed_key, 0),
+                row_numbers(row),
             )
 
 
@@ -167,6 +169,12 @@ def read_plan(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb", READ_BYTES) as file:
         for line in file:
             yield packed_key_of(line, path), line
+
+
+def planned_rows(path: Path) -> Iterator[tuple[int, Record]]:
+    """Every materialized input, parsed, with its packed key."""
+    for packed_key, line in read_plan(path):
+        yield packed_key, _row(line, path)
 
 
 def packed_key_of(line: bytes, path: Path) -> int:

@@ -136,7 +136,10 @@ async def _entry(agent: str, rollouts: AgentRollouts, client: ServerClient | Non
         )
         return await _default_entry(agent, rollouts, reason)
     summary = await asyncio.to_thread(summarize, agent, rollouts.columns, rollouts.planned)
-    return Entry(agent, summary, own.agent_metrics, own.key_metrics, own.group_level_metrics)
+    key_metrics = own.key_metrics
+    if key_metrics == default_key_metrics(own.agent_metrics):  # the environment has not selected them
+        key_metrics = default_key_metrics(own.agent_metrics, rollouts.columns.copied_names())
+    return Entry(agent, summary, own.agent_metrics, key_metrics, own.group_level_metrics)
 
 
 async def _has_own_metrics(client: ServerClient, agent: str) -> bool:
@@ -167,7 +170,7 @@ async def _default_entry(agent: str, rollouts: AgentRollouts, missing: str | Non
     summary, metrics = await asyncio.gather(
         asyncio.to_thread(summarize, agent, columns, rollouts.planned), asyncio.to_thread(columns.metrics)
     )
-    keys = default_key_metrics(metrics)
+    keys = default_key_metrics(metrics, columns.copied_names())
     if missing is None:
         return Entry(agent, summary, metrics, keys, columns, columns)
     note = f"These are the default metrics, without the environment's own: {missing}."

@@ -9,18 +9,22 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_gym.codec import decode_json, encode_json
-from nemo_gym.errors import InputError
+from nemo_gym.errors import InputError, JournalError
 from nemo_gym.journal import line_numbers
 from nemo_gym.metrics import Columns, Intake
+from nemo_gym.metrics.copied_numbers import count_copied
 from nemo_gym.metrics.lazy_numpy import np
+from nemo_gym.path_utils import materialized_path_for
 from nemo_gym.records import BadLines, Key, agent_of, packed, parsed, unpacked
+from nemo_gym.rollout_collection.planning.remaining import planned_rows
 from nemo_gym.rollout_collection.recording.scan import find_rollouts
 from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME
 
@@ -89,6 +93,7 @@ class Shards:
             self._keys.extend(found.index.keys)
             self._offsets.extend(found.index.offsets)
             self.found_by_agent.append(Counter())
+            _count_copied(path, found.columns)
             for agent, columns in found.columns.items():
                 self.columns[agent].extend(columns)
                 self.found_by_agent[-1][agent] = len(columns)
@@ -143,6 +148,8 @@ class Shards:
         for rollout in self:
             record = parsed(rollout.line)
             intakes[agent_of(record)].take(*rollout.key, record)
+        for agent, intake in intakes.items():
+            intake.columns.mark_copied(self.columns[agent].copied_names())
         self.columns = defaultdict(Columns, {agent: intake.columns for agent, intake in intakes.items()})
 
     def repeated_lines(self, most: int) -> list[str]:
@@ -207,6 +214,12 @@ class ShardLines:
 
     def __iter__(self) -> Iterator[bytes]:
         return (rollout.line for rollout in self.shards)
+
+
+def _count_copied(path: Path, columns: Mapping[str, Columns]) -> None:
+    """Compare the numbers with those of the rows, if the materialized inputs are beside the shard."""
+    with suppress(OSError, JournalError):
+        count_copied(columns, planned_rows(materialized_path_for(path)))
 
 
 def _canonical(line: bytes) -> str:

@@ -65,7 +65,6 @@ def test_without_servers_the_default_metrics_are_shown(ng: Ng, shards: str, no_h
             "shop: reward 0.50 ± 0.50 (95 % CI, 2 tasks × 1), number of planned rollouts unknown",
             "These are the default metrics, without the environment's own: "
             "no server was available; compute them with ng_aggregate_rollouts '+config_paths=[…]'.",
-            "",
             "metric       value  95 % CI    median  std     min  max",
             "───────────────────────────────────────────────────────",
             "mean/reward  0.5    0.00–1.00  0.5     0.7071  0    1",

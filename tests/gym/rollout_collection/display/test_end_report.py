@@ -20,7 +20,6 @@ def test_run_from_python_reports_metrics_ledger_and_paths(playground: Playground
         '  "mean/reward": 1.0',
         "}",
         "scripted: reward 1.00 (95 % CI 0.29–1.00, 3 tasks × 1), 100 % complete",
-        "",
         "metric       value  95 % CI    median  std  min  max",
         "────────────────────────────────────────────────────",
         "mean/reward  1      0.29–1.00  1       0    1    1",
@@ -31,6 +30,7 @@ def test_run_from_python_reports_metrics_ledger_and_paths(playground: Playground
         "Materialized inputs: out/rollouts_materialized_inputs.jsonl",
         "Rollouts: out/rollouts.jsonl",
         "Aggregate metrics: out/rollouts_aggregate_metrics.json",
+        "Manifest: out/rollouts_manifest.json",
     ]
 
 

@@ -10,7 +10,7 @@ from nemo_gym.text_fit import cut, shortened, width_of, wrapped
 from tests.support.pseudo_terminal import LINES, Shown, run_on_terminal
 from tests.support.scripted_agent import MODEL, MODEL_CONFIG, Playground, row
 
-FILES = ("Materialized inputs: ", "Rollouts: ", "Failures: ", "Aggregate metrics: ")
+FILES = ("Materialized inputs: ", "Rollouts: ", "Failures: ", "Aggregate metrics: ", "Manifest: ")
 
 
 def collect(playground: Playground, columns: int, *more: str, agent: str = "scripted") -> Shown:
