@@ -4,15 +4,12 @@ It shows the command, its progress, the metrics, the files and one of the rollou
 135 million parameters: real, but too small to be good at the tasks.
 """
 
-import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from nemo_gym.machine import available_cores
-from nemo_gym.terminal import one_line
 
 CONFIGS = [
     "resources_servers/calculator/configs/calculator.yaml",
@@ -30,6 +27,7 @@ COMMAND = [
     f"+num_samples_in_parallel={max(1, available_cores() // 2)}",
     "+hosting=embedded",
 ]
+SHOW = ["ng_show", str(OUTPUT), "--best", "1"]
 CHECK = ["ng_token_report", str(OUTPUT)]
 
 
@@ -38,37 +36,8 @@ def run(command: list[str]) -> int:
     return subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]]).returncode
 
 
-def described(item: dict[str, Any]) -> str:
-    """One item of a conversation as a line."""
-    match item:
-        case {"type": "function_call", "name": name, "arguments": arguments}:
-            return f"model calls {name}({arguments})"
-        case {"type": "function_call_output", "output": output}:
-            return f"tool returns {output}"
-        case {"role": "user", "content": str(text)}:
-            return f"user: {text}"
-        case {"content": [{"text": text}, *_]}:
-            return f"model: {text}"
-        case _:
-            return f"({item.get('type')})"
-
-
-def show(rollout: dict[str, Any]) -> None:
-    print("\nOne of the rollouts, after the worked examples in its prompt:")
-    question = rollout["responses_create_params"]["input"][-1]
-    for item in [question, *rollout["response"]["output"]]:
-        print(f"  {one_line(described(item))}")  # escapes control characters written by the model
-    tokens = rollout["response"]["usage"]["total_tokens"]
-    print(f"  reward {rollout['reward']} (expected {rollout['expected_answer']}), {tokens} tokens")
-
-
 def main() -> int:
-    code = run(COMMAND)
-    if code == 0:
-        with OUTPUT.open() as lines:
-            show(max(map(json.loads, lines), key=lambda rollout: rollout["reward"]))
-        code = run(CHECK)
-    return code
+    return run(COMMAND) or run(SHOW) or run(CHECK)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ COMMANDS = {
     "collect_rollouts": "Play every row of an input file and write the scored rollouts",
     "aggregate_rollouts": "Merge rollouts from several files and compute their metrics",
     "reward_profile": "Profile the rewards of each task",
+    "show": "Print rollouts: the worst, those that failed, those that call a tool",
     "compare": "Compare two runs task by task",
     "token_report": "Check whether the tokens in a rollouts file can be used for training",
     "export": "Convert a rollouts file to Parquet, or to JSONL in the older format",

@@ -157,7 +157,7 @@ def _planned(agent: str, columns: Columns, missing: Counter[str] | None) -> int 
 def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
     """The files that match the glob patterns and contain rollouts."""
     matches = [Path(path) for path in _expand_input_glob(config.input_glob)]
-    found = [path for path in matches if _may_hold_rollouts(path)]
+    found = [path for path in matches if may_hold_rollouts(path)]
     for pattern in _patterns(config.input_glob):
         if not glob.glob(pattern, recursive=True):
             notice(f"warning: no file matches {pattern}")
@@ -183,7 +183,7 @@ def find_shards(config: RolloutAggregationConfig, notice: Notice) -> list[Path]:
     return shards
 
 
-def _may_hold_rollouts(path: Path) -> bool:
+def may_hold_rollouts(path: Path) -> bool:
     """Whether it is a file, and not one that a run writes beside its rollouts."""
     is_unfinished = path.name.startswith(".") and path.suffix == ".tmp"
     return path.is_file() and not is_unfinished and not path.name.endswith((*_COMPANIONS, *_SET_ASIDE))
