@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import InputError, JournalError
+from nemo_gym.event_loop import end_forked_process
 
 
 class Line(NamedTuple):
@@ -84,7 +85,7 @@ def json_object(data: bytes, place: str) -> dict[str, Any]:
 
 
 class Journal:
-    """Appends lines to a file. A file has one writer."""
+    """Appends lines to a file. A file has one writer; a process that was forked from it is ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,6 +97,7 @@ class Journal:
         except OSError as error:
             raise cannot_write(path, error) from error
         self._is_synced = True
+        self._owner = os.getpid()
 
     @property
     def descriptor(self) -> int:
@@ -103,6 +105,7 @@ class Journal:
 
     def append(self, line: bytes) -> int:
         """Write a line; returns the offset of its first byte when the operating system has all of it."""
+        end_forked_process(self._owner)
         offset, data = self.size, line + b"\n"
         try:
             written = os.write(self._file, data)

@@ -28,7 +28,7 @@ EDGES = {
 they call is given both."""
 
 LAYERS = [
-    {"errors", "machine"},
+    {"errors", "machine", "event_loop"},
     {"types", "environment_variables", "python_terms"},
     {"undocumented"},
     {"codec", "activity", "failures", "session_cookies"},

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-import uvloop
 from pydantic import Field
 
 from nemo_gym.cli.command import Command, ConfigPaths
 from nemo_gym.cli.main import discard_output
 from nemo_gym.cli.output import complain, say, say_json
 from nemo_gym.config import GymConfig, max_rollout_attempts
-from nemo_gym.errors import ConfigError, NeMoGymError
+from nemo_gym.errors import ConfigError, NeMoGymError, WorkerError
+from nemo_gym.event_loop import run_to_end
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.log_output import hidden, log_counts
@@ -51,12 +51,17 @@ def run(config: GymConfig, options: CollectRolloutsConfig) -> int:
         options = options.model_copy(update={"output_jsonl_fpath": str(_new_output(options))})
         complain(f"Output: {options.output_jsonl_fpath} (+output_jsonl_fpath= was not given)")
     if options.dry_run:
-        return uvloop.run(_dry_run(config, options))
+        return run_to_end(_dry_run(config, options))
     collect_garbage_less()
     leaving = Leaving()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        return uvloop.run(_collect(config, options, leaving))
+        return run_to_end(_collect(config, options, leaving))
+    except asyncio.CancelledError as error:
+        raise WorkerError(
+            "the code of an environment cancelled all tasks of this process, which ended the run; remove "
+            f"that from its code, or use +executor=processes. {RESUME_HINT}"
+        ) from error
     finally:
         leaving.done()
         for number, handler in handlers.items():

@@ -8,6 +8,7 @@ process gets its response as data too; it is written as JSON only if the caller 
 """
 
 import inspect
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.event_loop import end_forked_process
 from nemo_gym.http import ClientResponse, Headers
 from nemo_gym.openai_utils.wire_data import data_validator, is_on_data
 from nemo_gym.undocumented import fastapi_internals, starlette_internals
@@ -91,7 +93,14 @@ class DirectRoute:
         if self.is_coroutine:
             called: Awaitable[Any] = self.function(**arguments)
             return called
-        return run_in_threadpool(self.function, **arguments)
+        return run_in_threadpool(self._called_in_thread, arguments)
+
+    def _called_in_thread(self, arguments: dict[str, Any]) -> Any:
+        owner = os.getpid()
+        try:
+            return self.function(**arguments)
+        finally:
+            end_forked_process(owner)
 
     def encode(self, value: Any, status: int) -> bytes:
         """The result of the function as JSON."""

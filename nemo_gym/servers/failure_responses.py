@@ -6,6 +6,7 @@ Each server on the way up passes them on.
 
 import inspect
 import logging
+import os
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.codec import encode_json
 from nemo_gym.config import redact
+from nemo_gym.event_loop import end_forked_process, is_ctrl_c
 from nemo_gym.failures import Boundary, FailureKind, kind_of_exception, kind_of_status
 from nemo_gym.http import (
     FAILURE_KIND_HEADER,
@@ -34,8 +36,9 @@ from nemo_gym.servers.sessions import SessionEndedError
 
 logger = logging.getLogger(__name__)
 
-Failed = Exception | SystemExit
-"""What the code of an environment may raise. SystemExit is included: it must not end the whole process."""
+Failed = Exception | SystemExit | KeyboardInterrupt
+"""What the code of an environment may raise. The last two are included: they must not end the process."""
+FAILED = (Exception, SystemExit, KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Failures:
 
     async def respond_to(self, error: Failed, request: Request) -> Response:
         """The response to a request whose route raised: from the application's own handler, if any."""
+        if is_ctrl_c(error):
+            raise error
         if isinstance(error, SessionEndedError):
             cause = _cause(self.server_name, 410, kind_of_exception(error, Boundary.SERVER_CODE))
             return Response(encode_json({"detail": str(error)}), 410, cause, "application/json")
@@ -58,7 +63,7 @@ class Failures:
                 response: Response = await handler(request, error)
             else:
                 response = await run_in_threadpool(handler, request, error)
-        except (Exception, SystemExit) as second:  # the boundary to an environment's own code
+        except FAILED as second:  # the boundary to an environment's own code
             return self._failure(second)
         self.add_cause(response.headers, response.status_code)
         return response
@@ -128,10 +133,11 @@ class FailureMiddleware:
         self.failures = failures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started, owner = False, os.getpid()
 
         async def send_with_cause(message: Message) -> None:
             nonlocal started
+            end_forked_process(owner)
             if message["type"] == "http.response.start":
                 started = True
                 self.failures.add_cause(MutableHeaders(scope=message), message["status"])
@@ -139,7 +145,8 @@ class FailureMiddleware:
 
         try:
             await self.app(scope, receive, send_with_cause)
-        except (Exception, SystemExit) as error:  # the boundary of a server: every failure gets a response
+        except FAILED as error:  # the boundary of a server: every failure gets a response
+            end_forked_process(owner)
             if scope["type"] != "http":
                 raise
             if started:  # too late for another response: a background task failed, or a stream broke off

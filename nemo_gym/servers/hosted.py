@@ -6,6 +6,7 @@ server, so the response is the same.
 """
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.errors import ComponentError
+from nemo_gym.event_loop import end_forked_process
 from nemo_gym.http import Call, ClientResponse
 from nemo_gym.servers.asgi import (
     Collector,
@@ -30,7 +32,7 @@ from nemo_gym.servers.direct_route import (
     compile_routes,
     is_direct_supported,
 )
-from nemo_gym.servers.failure_responses import FailureMiddleware, Failures
+from nemo_gym.servers.failure_responses import FAILED, FailureMiddleware, Failures
 from nemo_gym.servers.hosted_app import HostedApp
 from nemo_gym.servers.hosted_request import HostedRequest, HttpRequest, LocalRequest, R
 from nemo_gym.servers.session_middleware import close_session, is_close_session, sessions_of
@@ -50,6 +52,7 @@ class HostedServer(HostedApp):
         sessions = sessions_of(app)
         store = sessions.store if sessions is not None else SessionStore("")
         super().__init__(name, app, store, Failures(name, secrets))
+        self._owner = os.getpid()
         self.sessions.server_name = name
         self.sessions.log_error = self.failures.log
         # If the environment adds middleware, every request must go through it.
@@ -124,6 +127,7 @@ class HostedServer(HostedApp):
                 arguments[route.request_parameter] = request.build()
             carrier = route.carrier(arguments) if route.response_parameter is not None else None
             value = await route.invoke(arguments)
+            end_forked_process(self._owner)
             if isinstance(value, Response):
                 self.failures.add_cause(value.headers, value.status_code)
                 reply = await request.send(value)
@@ -137,7 +141,8 @@ class HostedServer(HostedApp):
         except asyncio.CancelledError:
             request.lose()
             raise
-        except (Exception, SystemExit) as error:  # the boundary of a server: every failure becomes a response
+        except FAILED as error:  # the boundary of a server: every failure becomes a response
+            end_forked_process(self._owner)
             reply = await request.send(await self.failures.respond_to(error, request.build()))
         finally:
             request.close()

@@ -1,5 +1,6 @@
 """Serving over HTTP with uvicorn: a hosted server in its own process, the head server beside other work."""
 
+import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.config import ServerInstance
 from nemo_gym.errors import PortInUseError
+from nemo_gym.event_loop import run_to_end
 from nemo_gym.servers.activity_report import Activities
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
@@ -79,8 +81,11 @@ def serve(
     """Serve until SIGTERM or SIGINT; running requests then have `GRACE_S` to finish."""
     startup = Startup(Activities(app), on_ready)
     server = uvicorn.Server(uvicorn_config(startup, instance.host, instance.port or 0))
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped
-        server.run([listener] if listener is not None else None)
+    try:
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped
+            run_to_end(server.serve([listener] if listener is not None else None))
+    except asyncio.CancelledError:
+        sys.exit("the code of this server cancelled all tasks of its process; remove that from its code")
     if not startup.is_complete:  # the start-up failed, and uvicorn has logged the error
         sys.exit(_START_UP_FAILED)
 

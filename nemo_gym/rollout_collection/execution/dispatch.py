@@ -219,6 +219,10 @@ class Dispatcher:
 def _outcome_of(rollout: PlannedRollout, running: "asyncio.Task[Outcome]") -> Outcome:
     """The outcome of an attempt that has ended; an attempt raises nothing but cancellation."""
     error: BaseException | None
+    if running.cancelled() and running.cancelling():
+        message = "the code of an environment cancelled tasks of this process"
+        kind = FailureKind.INFRASTRUCTURE  # perhaps the code of another rollout
+        return Failure(rollout.key, rollout.agent_ref, kind, "CancelledError", message)
     if running.cancelled():
         error = asyncio.CancelledError("the rollout's own code raised CancelledError")
     else:

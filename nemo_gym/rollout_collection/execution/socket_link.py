@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from nemo_gym.environment_variables import child_environment
+from nemo_gym.event_loop import end_forked_process
 from nemo_gym.rollout_collection.execution.link import FromWorker, LinkClosedError, ToWorker
 from nemo_gym.rollout_collection.execution.worker import WorkerSetup
 
@@ -27,12 +28,14 @@ class Frames:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._owner = os.getpid()
 
     @classmethod
     async def over(cls, end: socket.socket) -> "Frames":
         return cls(*await asyncio.open_connection(sock=end))
 
     def send(self, message: object) -> None:
+        end_forked_process(self._owner)
         if not self._writer.is_closing():
             data = pickle.dumps(message, protocol=5)
             self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)

@@ -84,6 +84,8 @@ class Worker:
         self._driver = driver
         self._policy = policy
         self._outcomes: list[Outcome] = []
+        self._is_broken = False
+        """Whether outcomes are no longer sent: to the pool, this worker dies with all that it plays."""
         self._flush_at: asyncio.TimerHandle | None = None
 
     async def work(
@@ -94,6 +96,9 @@ class Worker:
         reporting = asyncio.create_task(self._report(dispatcher, limits))
         try:
             await self._obey(dispatcher)
+        except asyncio.CancelledError:  # by the code of an environment: other rollouts are not to blame
+            self._is_broken = True
+            raise
         finally:
             reporting.cancel()
             dispatcher.abandon_all()
@@ -123,7 +128,7 @@ class Worker:
 
     def _flush(self) -> None:
         self._flush_at = None
-        if self._outcomes:
+        if self._outcomes and not self._is_broken:
             self._driver.send(Finished(self._outcomes))
             self._outcomes = []
 

@@ -1,5 +1,6 @@
 """The process of a worker. Started by `socket_link`, never by hand."""
 
+import asyncio
 import logging
 import os
 import signal
@@ -8,8 +9,7 @@ import sys
 import threading
 import time
 
-import uvloop
-
+from nemo_gym.event_loop import run_to_end
 from nemo_gym.launch.leave import Leaving
 from nemo_gym.log_output import log_counts, start_logging
 from nemo_gym.rollout_collection.execution.link import LinkClosedError
@@ -22,7 +22,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     os.dup2(2, 1)  # what environments print
     start_logging(logging.WARNING, with_names=True)
-    uvloop.run(_work(socket.socket(fileno=link), lifeline))
+    try:
+        run_to_end(_work(socket.socket(fileno=link), lifeline))
+    except asyncio.CancelledError:
+        sys.exit("the code of an environment cancelled all tasks of a worker; remove that from its code")
 
 
 async def _work(end: socket.socket, lifeline: int) -> None:
