@@ -183,6 +183,11 @@ class Activity:
             f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:.3f}"
         )
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its deadline has passed."""
+        return self.ends is not None and time.monotonic() >= self.ends
+
     def left_s(self) -> float | None:
         """Seconds until the attempt is given up; None if it has no deadline."""
         return None if self.ends is None else max(0.001, self.ends - time.monotonic())

@@ -1,10 +1,10 @@
 """Resources servers: an environment's tools and its verifier."""
 
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Receive, Scope, Send
 
 from nemo_gym.config_types import (
@@ -13,11 +13,13 @@ from nemo_gym.config_types import (
     BaseRunServerInstanceConfig,
 )
 from nemo_gym.judge import judge_failsafe
+from nemo_gym.machine import available_cores
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.servers.aggregation import AggregatesMetrics
 from nemo_gym.servers.non_finite import names_non_finite
 from nemo_gym.servers.server_base import BaseServer, Hosting, SimpleServer
 from nemo_gym.servers.verify_route import verify_route
+from nemo_gym.servers.verify_thread import in_threads
 
 __all__ = [
     "AggregateMetrics",
@@ -38,6 +40,11 @@ __all__ = [
 
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
     """The settings that every environment has."""
+
+    verify_in: Literal["event_loop", "thread"] = "event_loop"
+    """Where `verify` runs. `thread` if it computes for long: other rollouts go on meanwhile."""
+    verify_threads: int = Field(default_factory=available_cores, ge=1)
+    """How many rollouts are verified at once in threads; the default is the number of cores."""
 
 
 class BaseResourcesServer(BaseServer):
@@ -101,6 +108,9 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
     def from_instance(cls, hosting: Hosting) -> Self:
         """Record the failures of the judge also if the environment builds an application of its own."""
         server = super().from_instance(hosting)
+        if server.config.verify_in == "thread":
+            verify = in_threads(server, server.verify, server.config.verify_threads)
+            object.__setattr__(server, "verify", verify)  # not a field of the model
         if verify_route(server.verify) is server.verify:  # others are served by `setup_webserver` only
             verify = names_non_finite(judge_failsafe(server.verify))
             object.__setattr__(server, "verify", verify)  # not a field of the model

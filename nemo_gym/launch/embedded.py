@@ -21,6 +21,7 @@ from nemo_gym.python_terms import errors_in_python
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.hosted_app import BACKGROUND_S
 from nemo_gym.servers.server_base import Hosting, current_hosting
+from nemo_gym.servers.watchdog import BlockedWarnings, watching
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,12 @@ async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -
     servers: dict[str, HostedServer] = {}
     client = ServerClient(config.head_server, config.values, local_servers=servers)
     uses_plain_client = plain_client_enabled(config.settings.plain_http_client)
-    with global_config_dict(config.values), _current(client), uses_plain_client:
+    with (
+        global_config_dict(config.values),
+        _current(client),
+        uses_plain_client,
+        watching(BlockedWarnings()),
+    ):
         try:
             here = [instance for instance in config.servers if instance.name not in elsewhere]
             for instance in here:

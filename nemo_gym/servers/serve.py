@@ -15,6 +15,7 @@ from nemo_gym.event_loop import run_to_end
 from nemo_gym.servers.activity_report import Activities
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
+from nemo_gym.servers.watchdog import BlockedWarnings, watching
 from nemo_gym.undocumented.uvicorn_internals import serving
 
 GRACE_S = 10
@@ -83,11 +84,16 @@ def serve(
     server = uvicorn.Server(uvicorn_config(startup, instance.host, instance.port or 0))
     try:
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped
-            run_to_end(server.serve([listener] if listener is not None else None))
+            run_to_end(_watched(server, [listener] if listener is not None else None))
     except asyncio.CancelledError:
         sys.exit("the code of this server cancelled all tasks of its process; remove that from its code")
     if not startup.is_complete:  # the start-up failed, and uvicorn has logged the error
         sys.exit(_START_UP_FAILED)
+
+
+async def _watched(server: uvicorn.Server, listeners: list[socket.socket] | None) -> None:
+    with watching(BlockedWarnings()):
+        await server.serve(listeners)
 
 
 @asynccontextmanager

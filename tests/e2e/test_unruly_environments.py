@@ -191,3 +191,30 @@ def test_process_that_a_verifier_forked_does_not_keep_the_output_of_a_killed_run
         behave(runs)
     finally:
         os.kill(left, signal.SIGKILL)
+
+
+BLOCKS = "async def block(self): time.sleep({seconds})\nServer.misbehave = block\n"
+
+
+def test_rollout_that_blocks_its_worker_beyond_its_deadline_is_the_only_one_charged(
+    runs: CollectionRuns,
+) -> None:
+    runs = unruly(runs, BLOCKS.format(seconds=3600))
+    collector = runs.start(**PROCESSES, rollout_timeout_s=5, max_attempts=1)
+    assert collector.wait() == 1, collector.output
+    assert runs.check_ledger()["failed"] == {"timeout": 1}, collector.output
+    failure = runs.failure_of(3)
+    assert failure["error_type"] == "EventLoopBlocked" and failure["attempts"] == 1
+    assert "unruly: Server.verify has blocked the event loop for" in failure["error_message"]
+    assert failure["error_message"].endswith(" in block")
+    assert runs.check_ledger()["succeeded"] == 11
+    behave(runs)
+
+
+def test_verifier_that_blocks_the_event_loop_is_named_once(runs: CollectionRuns) -> None:
+    runs = unruly(runs, BLOCKS.format(seconds=4))
+    collector = runs.start()
+    assert collector.wait() == 0, collector.output
+    assert collector.output.count("unruly: Server.verify has blocked the event loop for") == 1
+    assert "app.py:" in collector.output and "`verify_in: thread`" in collector.output
+    runs.check_complete()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from nemo_gym.rollout_collection.execution.link import FromWorker, LinkClosedError, ToWorker
+from nemo_gym.rollout_collection.outcome import Failure
 
 T = TypeVar("T")
 
@@ -36,7 +37,10 @@ class WorkerEnd:
 
 
 class WorkerCrash(Exception):
-    """Raised by a worker that dies."""
+    """Raised by a worker that dies, perhaps with the failure of the rollout that is to blame."""
+
+    def __init__(self, failure: Failure | None = None) -> None:
+        self.failure = failure
 
 
 RunWorker = Callable[[WorkerEnd], Awaitable[None]]
@@ -50,11 +54,13 @@ class MemoryLink:
         self._from_worker: _Pipe[FromWorker] = _Pipe()
         self._worker = asyncio.ensure_future(self._live(run_worker))
         self.was_killed = False
+        self.failure: Failure | None = None
 
     async def _live(self, run_worker: RunWorker) -> str:
         try:
             await run_worker(WorkerEnd(self._to_worker, self._from_worker))
         except (WorkerCrash, LinkClosedError) as error:
+            self.failure = getattr(error, "failure", None)
             return f"exit code 1, {type(error).__name__}"
         except asyncio.CancelledError:
             return "exit code -9"
@@ -71,6 +77,9 @@ class MemoryLink:
     def kill(self) -> None:
         self.was_killed = self.was_killed or not self._worker.done()
         self._worker.cancel()
+
+    def blamed(self) -> Failure | None:
+        return self.failure
 
     async def close(self) -> str:
         self._to_worker.close()

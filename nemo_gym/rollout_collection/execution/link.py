@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nemo_gym.rollout_collection.execution.executor import ExecutorState
-from nemo_gym.rollout_collection.outcome import Outcome, PlannedRollout
+from nemo_gym.rollout_collection.outcome import Failure, Outcome, PlannedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,9 @@ class WorkerLink(Protocol):
 
         May be called again after a cancellation.
         """
+
+    def blamed(self) -> Failure | None:
+        """Once closed: the failure of the rollout because of which the worker ended itself."""
 
 
 class DriverLink(Protocol):

@@ -80,6 +80,8 @@ class _Slot:
     in_flight: dict[Key, PlannedRollout] = field(default_factory=dict)
     state: ExecutorState = field(default_factory=ExecutorState)
     is_ready: bool = False
+    blamed: Failure | None = None
+    """The failure because of which its last worker ended itself."""
 
     def kill(self) -> None:
         if self.link is not None:
@@ -173,6 +175,7 @@ class WorkerPool:
             slot.is_ready = False
             try:
                 ending = await self._reap(slot.number, link)
+                slot.blamed = link.blamed()
             finally:
                 slot.link = None
         return ending
@@ -229,10 +232,29 @@ class WorkerPool:
         asyncio.get_running_loop().call_later(delay_s, slot.kill)
 
     def _take_back(self, slot: _Slot, ending: str) -> None:
-        """A worker died: the rollouts that it played are suspects."""
+        """A worker has ended before its rollouts: they are played again."""
         rollouts, slot.in_flight = list(slot.in_flight.values()), {}
         self._retries_of_dead += slot.state.retries
         slot.state = ExecutorState()
+        blamed = slot.blamed
+        if blamed is not None and any(rollout.key == blamed.key for rollout in rollouts):
+            self._blame(slot.number, blamed, rollouts)
+        else:
+            self._suspect(slot.number, ending, rollouts)
+        for other in self._slots:
+            if other.is_ready and other.link is not None:
+                self._feed(other, other.link)
+
+    def _blame(self, number: int, blamed: Failure, rollouts: list[PlannedRollout]) -> None:
+        """A worker ended itself because of one rollout; the others are played again, without suspicion."""
+        logger.warning("worker %d ended because of rollout %s: %s", number, blamed.key, blamed.message)
+        for rollout in rollouts:
+            if rollout.key != blamed.key:
+                self._queue.put_back_unharmed(rollout)
+        self._record(blamed)
+
+    def _suspect(self, number: int, ending: str, rollouts: list[PlannedRollout]) -> None:
+        """A worker died for an unknown reason: all rollouts that it played are suspects."""
         is_suspect = any(map(self._queue.degree, rollouts))
         for rollout in rollouts:
             if not self._queue.put_back(rollout):
@@ -240,13 +262,8 @@ class WorkerPool:
         if rollouts:
             self.on_deaths({one.key: one.worker_deaths + self._queue.deaths(one) for one in rollouts})
         if not is_suspect:  # the death of a suspect's worker is no surprise
-            logger.warning(
-                "worker %d died (%s); rollouts to play again: %d", slot.number, ending, len(rollouts)
-            )
-            self._count_death(slot.number, ending)
-        for other in self._slots:
-            if other.is_ready and other.link is not None:
-                self._feed(other, other.link)
+            logger.warning("worker %d died (%s); rollouts to play again: %d", number, ending, len(rollouts))
+            self._count_death(number, ending)
 
     def _count_death(self, number: int, ending: str) -> None:
         self._deaths_in_a_row += 1

@@ -1,7 +1,8 @@
 """Worker processes on this machine: a link over a socket pair, one pickled message per frame.
 
 Each worker process leads a process group of its own, which is killed as a whole. It also holds the read end
-of a pipe whose write end is here: when that closes, this process is gone (`worker_process.py`).
+of a pipe whose write end is here: when that closes, this process is gone (`worker_process.py`). Through a
+second pipe it reports the rollout because of which it ends itself: then its event loop cannot send a message.
 """
 
 import asyncio
@@ -17,8 +18,10 @@ from nemo_gym.environment_variables import child_environment
 from nemo_gym.event_loop import end_forked_process
 from nemo_gym.rollout_collection.execution.link import FromWorker, LinkClosedError, ToWorker
 from nemo_gym.rollout_collection.execution.worker import WorkerSetup
+from nemo_gym.rollout_collection.outcome import Failure
 
 _LENGTH_BYTES = 4
+_MOST_LAST_WORDS = 1 << 16
 _START = "from nemo_gym.rollout_collection.execution.worker_process import main; main()"
 
 
@@ -60,10 +63,14 @@ class Frames:
 class ProcessLink:
     """The pool's link to a worker process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, frames: Frames, lifeline: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, frames: Frames, lifeline: int, last_words: int
+    ) -> None:
         self._process = process
         self._frames = frames
         self._lifeline = lifeline
+        self._last_words = last_words
+        self._blamed: Failure | None = None
 
     def send(self, message: ToWorker) -> None:
         self._frames.send(message)
@@ -76,13 +83,29 @@ class ProcessLink:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def blamed(self) -> Failure | None:
+        return self._blamed
+
     async def close(self) -> str:
         self._frames.close()
         code = await self._process.wait()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
+            self._blamed = _failure_in(self._last_words)
+            os.close(self._last_words)
         return f"exit code {code}" if code >= 0 else signal.strsignal(-code) or f"signal {-code}"
+
+
+def _failure_in(pipe: int) -> Failure | None:
+    """What a worker that has ended wrote into its pipe."""
+    os.set_blocking(pipe, False)  # a process that it started may still hold the other end
+    try:
+        data = os.read(pipe, _MOST_LAST_WORDS)
+        failure: Failure | None = pickle.loads(data) if data else None
+    except (OSError, EOFError, pickle.UnpicklingError):  # it was killed before it had written all
+        return None
+    return failure
 
 
 async def start_worker_process(setup: WorkerSetup) -> ProcessLink:
@@ -90,17 +113,20 @@ async def start_worker_process(setup: WorkerSetup) -> ProcessLink:
     ours, theirs = socket.socketpair()
     frames = await Frames.over(ours)
     ended, lifeline = os.pipe()
+    last_words, said = os.pipe()
     try:
-        process = await _spawn(theirs.fileno(), ended)
+        process = await _spawn(theirs.fileno(), ended, said)
     except BaseException:
         frames.close()
         os.close(lifeline)
+        os.close(last_words)
         raise
     finally:
         theirs.close()
         os.close(ended)
+        os.close(said)
     frames.send(setup)
-    return ProcessLink(process, frames, lifeline)
+    return ProcessLink(process, frames, lifeline, last_words)
 
 
 async def _spawn(*descriptors: int) -> asyncio.subprocess.Process:

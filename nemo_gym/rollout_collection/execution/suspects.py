@@ -24,7 +24,7 @@ class WorkQueue:
         self._plan = rollouts
         self._alone = max(1, deaths_per_rollout - 1)
         self._suspects: list[deque[PlannedRollout]] = [deque() for _ in range(self._alone + 1)]
-        """By degree; there are none of degree 0."""
+        """By degree. Those of degree 0 were played by a worker that ended because of another rollout."""
         self._degrees: dict[Key, int] = {}
         self._deaths: dict[Key, int] = {}
         self._is_plan_over = False
@@ -60,6 +60,10 @@ class WorkQueue:
         self._suspect(rollout, degree + 1)
         return True
 
+    def put_back_unharmed(self, rollout: PlannedRollout) -> None:
+        """Take back a rollout whose worker ended because of another one."""
+        self._suspects[self.degree(rollout)].append(rollout)
+
     def postpone(self, number: int) -> None:
         """Treat the next rollouts of the plan as suspects, because those before them killed workers."""
         for rollout in self._take(0, number):
@@ -67,7 +71,8 @@ class WorkQueue:
 
     def interrupted(self) -> list[PlannedRollout]:
         """The rollouts that have been started and put back."""
-        return [rollout for queue in self._suspects for rollout in queue if self.deaths(rollout)]
+        died = [rollout for queue in self._suspects for rollout in queue if self.deaths(rollout)]
+        return [*self._suspects[0], *died]
 
     def _company(self, degree: int, share: int) -> int:
         """How many rollouts of a degree a worker plays at once: 144, 12, 1 with a share of 144.
@@ -77,10 +82,11 @@ class WorkQueue:
         return max(1, round(math.pow(share, 1 - degree / self._alone)))
 
     def _take(self, degree: int, number: int) -> list[PlannedRollout]:
-        if degree == 0:
-            return list(islice(self._healthy(), max(0, number)))
         queue = self._suspects[degree]
-        return [queue.popleft() for _ in range(min(number, len(queue)))]
+        taken = [queue.popleft() for _ in range(min(number, len(queue)))]
+        if degree == 0:
+            taken += islice(self._healthy(), max(0, number - len(taken)))
+        return taken
 
     def _healthy(self) -> Iterator[PlannedRollout]:
         """The rollouts of the plan; those that were suspects in an earlier run go to the other suspects."""

@@ -13,6 +13,7 @@ from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
 from nemo_gym.config import config_from_bytes
 from nemo_gym.errors import NeMoGymError
+from nemo_gym.failures import FailureKind
 from nemo_gym.http.transport_choice import enable_plain_client
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.limits import collect_garbage_less
@@ -28,7 +29,8 @@ from nemo_gym.rollout_collection.execution.link import (
     StartFailed,
     Stop,
 )
-from nemo_gym.rollout_collection.outcome import Outcome
+from nemo_gym.rollout_collection.outcome import Failure, Outcome
+from nemo_gym.servers.watchdog import BlockedLoop, watching
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,11 @@ class WorkerSetup:
     policy: WorkerPolicy = WorkerPolicy()
 
 
-async def serve(driver: DriverLink, setup: WorkerSetup) -> None:
+EndWorker = Callable[[Failure], None]
+"""Ends this worker at once, and reports the failure of the rollout that is to blame. Called in a thread."""
+
+
+async def serve(driver: DriverLink, setup: WorkerSetup, end_worker: EndWorker) -> None:
     """One worker from its start to its end; raises LinkClosedError when the driver is gone."""
     try:
         async with _servers(setup) as client:
@@ -72,7 +78,14 @@ async def serve(driver: DriverLink, setup: WorkerSetup) -> None:
             attempt = Attempt(client, setup.call_timeout_s, timeout_s, limits, secrets)
             collect_garbage_less()
             dispatch = partial(Dispatcher, attempt, attempt.activity, setup.rollout_policy)
-            await Worker(driver, setup.policy).work(dispatch, limits)
+            worker = Worker(driver, setup.policy)
+
+            def check_deadline(blocked: BlockedLoop) -> None:
+                if failure := worker.overdue(blocked):
+                    end_worker(failure)
+
+            with watching(check_deadline):
+                await worker.work(dispatch, limits)
     except NeMoGymError as error:
         driver.send(StartFailed(f"{type(error).__name__}: {error}"))
 
@@ -83,6 +96,7 @@ class Worker:
     def __init__(self, driver: DriverLink, policy: WorkerPolicy) -> None:
         self._driver = driver
         self._policy = policy
+        self._dispatcher: Dispatcher | None = None
         self._outcomes: list[Outcome] = []
         self._is_broken = False
         """Whether outcomes are no longer sent: to the pool, this worker dies with all that it plays."""
@@ -91,7 +105,7 @@ class Worker:
     async def work(
         self, new_dispatcher: Callable[[RecordOutcome], Dispatcher], limits: EndpointLimits | None = None
     ) -> None:
-        dispatcher = new_dispatcher(self._finished)
+        self._dispatcher = dispatcher = new_dispatcher(self._finished)
         self._driver.send(Ready())
         reporting = asyncio.create_task(self._report(dispatcher, limits))
         try:
@@ -120,6 +134,18 @@ class Worker:
                 stopping = asyncio.create_task(dispatcher.drain(message.grace_s))
             else:
                 return
+
+    def overdue(self, blocked: BlockedLoop) -> Failure | None:
+        """The failure of a rollout that blocks the event loop beyond its deadline. Any thread may call it."""
+        in_flight = list(self._dispatcher.in_flight) if self._dispatcher is not None else []
+        entry = next((one for one in in_flight if one.running is blocked.task), None)
+        if entry is None or not entry.activity.is_over:
+            return None
+        rollout, kind = entry.rollout, FailureKind.TIMEOUT
+        message = f"not finished at its deadline: {blocked}"
+        return Failure(
+            rollout.key, rollout.agent_ref, kind, "EventLoopBlocked", message, attempts=entry.attempts
+        )
 
     def _finished(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

@@ -10,6 +10,7 @@ import pytest
 
 from nemo_gym.activity import Activity
 from nemo_gym.errors import WorkerError
+from nemo_gym.failures import FailureKind
 from nemo_gym.http import RetryPolicy
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
@@ -291,6 +292,27 @@ def test_deaths_are_reported_at_once_with_those_of_earlier_runs() -> None:
     run = Run(6, [2], worker_deaths={1: 2})
     run.play(bad([1, 4]))
     assert run.deaths == [{3: 1, 4: 1}, {4: 2}, {1: 3}, {4: 3}]
+
+
+def test_worker_that_ends_itself_charges_only_the_rollout_that_it_blames() -> None:
+    """Rollout 5 blocks its worker beyond its deadline."""
+    batches: list[list[int]] = []
+
+    async def run_worker(end: WorkerEnd) -> None:
+        end.send(Ready())
+        while isinstance(message := await end.receive(), Play):
+            batches.append([one.key.task for one in message.rollouts])
+            if 5 in batches[-1]:
+                message_text = "not finished at its deadline: blocked"
+                raise WorkerCrash(Failure(Key(5, 0), AGENT, FailureKind.TIMEOUT, "Blocked", message_text))
+            end.send(finished(message.rollouts))
+
+    run = Run(20, [4])
+    run.play(run_worker)
+    run.check_each_once()
+    assert list(run.failures) == [5] and run.failures[5].kind == "timeout"
+    assert batches[2:4] == [[4, 6, 7, 8], [9, 10, 11, 12]], "the others go on as before"
+    assert len(run.links) == 2 and not run.deaths
 
 
 def test_workers_that_die_at_their_start_end_the_run_also_when_only_suspects_are_left() -> None:
