@@ -7,12 +7,16 @@ retries note on it what they do. Between server processes it travels as a header
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from nemo_gym.endpoint_health import RunEndpoints
+
 ROLLOUT_HEADER = "x-nemo-gym-rollout"
+WAITED_HEADER = "x-nemo-gym-waited"
 _MODEL_PATHS = ("/v1/responses", "/v1/chat/completions")
 _STEPS = {
     "/seed_session": "seeding",
@@ -113,7 +117,13 @@ class Activity:
     """None unless concurrency adapts."""
     attempt: int = 1
     ends: float | None = None
-    """When the attempt is given up, on this process's monotonic clock."""
+    """When the attempt is given up, on this process's monotonic clock, if it never waits for an endpoint."""
+    endpoints: RunEndpoints | None = None
+    """The endpoints of the run. None: its calls do not wait for an endpoint that is unavailable."""
+    failures_left: int = 1
+    """How many failures the rollout may still have, this attempt included."""
+    backoff_s: float = 0.5
+    """Delay after the first of them; doubles for each later one."""
     step: str = ""
     since: float = 0.0
     model_calls: int = 0
@@ -121,6 +131,18 @@ class Activity:
     """Of the current call to an endpoint."""
     last_error: str = ""
     """What the call before the retry ended with."""
+    charged: int = 0
+    """Failures of the current call to an endpoint that count."""
+    waited_elsewhere_s: float = 0.0
+    """How long its calls in other processes have waited for endpoints, as far as they have reported it."""
+    _waited_s: float = 0.0
+    _waits: int = 0
+    _waits_since: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """Names the attempt, in all processes."""
+        return f"{self.rollout}#{self.attempt}"
 
     def begin(self, path: str) -> tuple[str, float]:
         """Start a call to a server. Returns the state before it, for `end`."""
@@ -130,18 +152,42 @@ class Activity:
             self.step = "model call"
         else:
             self.step = path
-        self.retries, self.last_error = 0, ""
+        self.retries, self.last_error, self.charged = 0, "", 0
         self.since = time.monotonic()
         return before
 
     def end(self, before: tuple[str, float]) -> None:
         self.step, self.since = before
-        self.retries, self.last_error = 0, ""
+        self.retries, self.last_error, self.charged = 0, "", 0
 
-    def note_failure(self, failures: int, error: object) -> None:
+    def note_failure(self, failures: int, error: object, charged: int = 0) -> None:
         """The call to an endpoint has failed this many times in a row, the last time with this error."""
-        self.retries = failures
+        self.retries, self.charged = failures, charged
         self.last_error = type(error).__name__ if isinstance(error, Exception) else str(error)
+
+    def begin_wait(self) -> None:
+        """A call begins to wait for an endpoint that is unavailable."""
+        if not self._waits:
+            self._waits_since = time.monotonic()
+        self._waits += 1
+
+    def end_wait(self, last_try_s: float) -> None:
+        """It does not wait any more. Its last try, which took this long, was not part of the wait."""
+        self._waits -= 1
+        if not self._waits:
+            self._waited_s += max(0.0, time.monotonic() - self._waits_since - last_try_s)
+
+    def waited_s(self) -> float:
+        """How long its calls have waited for endpoints. This time does not count against any timeout."""
+        return self.waited_here_s() + self.waited_elsewhere_s
+
+    def waited_here_s(self) -> float:
+        """The same for calls from this process."""
+        return self._waited_s + (time.monotonic() - self._waits_since if self._waits else 0.0)
+
+    def add_wait(self, waited_s: float) -> None:
+        """A call to another process has returned, which waited this long."""
+        self._waited_s += waited_s
 
     def wait_for_retry(self, error: object) -> None:
         """The attempt has failed; the next one starts after a delay."""
@@ -179,29 +225,51 @@ class Activity:
     def header(self) -> str:
         """The value of the header that goes along with a call to another process."""
         ceiling = self.limits.ceiling if self.limits is not None else 0
+        run = self.endpoints.run if self.endpoints is not None else "-"
         return (
-            f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:.3f}"
+            f"{self.rollout} {self.attempt} {self.call_timeout_s or 0:g} {ceiling} {self.left_s() or 0:.3f} "
+            f"{run} {self.failures_left} {self.backoff_s:g}"
         )
 
     @property
     def is_over(self) -> bool:
         """Whether its deadline has passed."""
-        return self.ends is not None and time.monotonic() >= self.ends
+        return self.ends is not None and time.monotonic() >= self.ends + self.waited_s()
 
     def left_s(self) -> float | None:
         """Seconds until the attempt is given up; None if it has no deadline."""
-        return None if self.ends is None else max(0.001, self.ends - time.monotonic())
+        return None if self.ends is None else max(0.001, self.ends + self.waited_s() - time.monotonic())
 
 
-def activity_from(header: str, limits: EndpointLimits | None = None) -> Activity | None:
+def waited_s(headers: Iterable[tuple[str, str]]) -> float:
+    """How long a call has waited for endpoints in another process, from the headers of its response."""
+    for name, value in headers:
+        if name == WAITED_HEADER or name.lower() == WAITED_HEADER:
+            with suppress(ValueError):
+                return float(value)
+    return 0.0
+
+
+def activity_from(
+    header: str,
+    limits: EndpointLimits | None = None,
+    endpoints_of: Callable[[str], RunEndpoints] = RunEndpoints,
+) -> Activity | None:
     """The activity that another process sent along; None if the header is not one of ours."""
     try:
-        rollout, attempt, timeout, ceiling, left = header.split()
+        rollout, attempt, timeout, ceiling, left, run, failures_left, backoff = header.split()
         if limits is not None:
             limits.ceiling = max(limits.ceiling, int(ceiling))
-        ends = time.monotonic() + float(left) if float(left) else None
-        adaptive = limits if int(ceiling) else None
-        return Activity(rollout, float(timeout) or None, adaptive, int(attempt), ends)
+        return Activity(
+            rollout,
+            float(timeout) or None,
+            limits if int(ceiling) else None,
+            int(attempt),
+            time.monotonic() + float(left) if float(left) else None,
+            endpoints_of(run) if run != "-" else None,
+            int(failures_left),
+            float(backoff),
+        )
     except ValueError:
         return None
 

@@ -61,10 +61,12 @@ class _InFlight:
         self._call = call
         self._activity = current_activity.get()
         self._sessions = current_sessions.get()
-        timeout_s = call.timeout_s
-        if timeout_s is None and self._activity is not None and client.is_environment(server_name):
-            timeout_s = self._activity.call_timeout_s
-        self._deadline = Deadline(timeout_s) if timeout_s else None
+        self._deadline: Deadline | None = None
+        if call.timeout_s is not None:
+            self._deadline = Deadline(call.timeout_s) if call.timeout_s else None
+        elif self._activity is not None and client.is_environment(server_name):
+            limit_s = self._activity.call_timeout_s
+            self._deadline = Deadline(limit_s, self._activity.waited_s) if limit_s else None
 
     def __enter__(self) -> "_InFlight":
         if self._activity is not None:

@@ -107,4 +107,7 @@ class WorkerError(NeMoGymError):
 
 
 class JudgeError(NeMoGymError):
-    pass
+    failure_count = 1
+    """How many of the failures that its rollout may have it counts as."""
+    kind: str | None = None
+    """The kind of the failure, if it is not `judge_failed`."""

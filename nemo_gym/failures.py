@@ -65,19 +65,21 @@ class KindRule:
     counts_as_attempt: bool
     """It counts in `_ng_attempt_index` and `max_failure_rate`. False if the run ended the attempt."""
     training: TrainingEffect
+    blames_endpoint: bool
+    """An endpoint is the cause: the attempt does not count, unless other rollouts succeed meanwhile."""
 
 
 KIND_RULES: Mapping[str, KindRule] = MappingProxyType(
     {
-        FailureKind.INFRASTRUCTURE: KindRule(True, False, True, TrainingEffect.INFRA),
-        FailureKind.TIMEOUT: KindRule(True, False, True, TrainingEffect.INFRA),
-        FailureKind.DATA: KindRule(True, True, True, TrainingEffect.DATA),
-        FailureKind.CONFIGURATION: KindRule(True, False, True, TrainingEffect.TERMINAL),
-        FailureKind.CANCELLED: KindRule(False, False, False, TrainingEffect.INFRA),
-        FailureKind.JUDGE_FAILED: KindRule(True, False, True, TrainingEffect.INFRA),
+        FailureKind.INFRASTRUCTURE: KindRule(True, False, True, TrainingEffect.INFRA, False),
+        FailureKind.TIMEOUT: KindRule(True, False, True, TrainingEffect.INFRA, False),
+        FailureKind.DATA: KindRule(True, True, True, TrainingEffect.DATA, False),
+        FailureKind.CONFIGURATION: KindRule(True, False, True, TrainingEffect.TERMINAL, True),
+        FailureKind.CANCELLED: KindRule(False, False, False, TrainingEffect.INFRA, False),
+        FailureKind.JUDGE_FAILED: KindRule(True, False, True, TrainingEffect.INFRA, False),
     }
 )
-DECLARED_RULE = KindRule(False, True, True, TrainingEffect.DATA)
+DECLARED_RULE = KindRule(False, True, True, TrainingEffect.DATA, False)
 """For a class that an agent made up: not retried in the same run, retried on resume."""
 
 
@@ -144,6 +146,18 @@ class Boundary(Enum):
     """Anything that reaches `classify_rollout_failure` of `nemo_rl`, from any library."""
 
 
+class Charge(Enum):
+    """Whether a failed try of a call to an endpoint uses up one of the failures that its rollout may have."""
+
+    ALWAYS = "always"
+    """The endpoint took the request and failed."""
+    IF_OTHERS_SUCCEED = "if others succeed"
+    """The endpoint is unavailable, and the call waits for it. But if it responds to other calls meanwhile,
+    the call itself may be the cause."""
+    NEVER = "never"
+    """The endpoint asks the call to wait."""
+
+
 @dataclass(frozen=True)
 class StatusRule:
     """What an HTTP error status means."""
@@ -158,11 +172,11 @@ class StatusRule:
     """The status is in the published list `RATE_LIMIT_ERROR_CODES`."""
     is_overload: bool = False
     """The adaptive concurrency limit shrinks."""
-    is_uncounted: bool = False
-    """A response with this status does not use up the retries of the call."""
+    charge: Charge = Charge.ALWAYS
 
 
 _INFRA, _DATA, _CONFIGURATION = FailureKind.INFRASTRUCTURE, FailureKind.DATA, FailureKind.CONFIGURATION
+_WAITS = Charge.IF_OTHERS_SUCCEED
 _REFUSED = StatusRule(_DATA, _DATA, _DATA, _DATA)
 _MISCONFIGURED = StatusRule(_DATA, _DATA, _CONFIGURATION, _DATA)
 _BROKEN = StatusRule(_INFRA, _DATA, _INFRA, _INFRA)
@@ -175,13 +189,13 @@ STATUS_RULES: Mapping[int, StatusRule] = MappingProxyType(
         404: _MISCONFIGURED,
         408: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA),
         425: StatusRule(_INFRA, _INFRA, _INFRA, _DATA),  # `nemo_rl` publishes 408 and 429 only
-        429: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True, True),
+        429: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True, Charge.NEVER),
         500: StatusRule(_INFRA, _DATA, _INFRA, _INFRA, True),
-        502: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
-        503: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
-        504: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
+        502: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, False, _WAITS),
+        503: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True, _WAITS),
+        504: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, False, _WAITS),
         520: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True),
-        529: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True),
+        529: StatusRule(_INFRA, _INFRA, _INFRA, _INFRA, True, True, True, _WAITS),
     }
 )
 """Any other status from 500 is `_BROKEN`, any other below `_REFUSED`."""
@@ -191,7 +205,37 @@ RETRIED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule
 OVERLOAD_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_overload)
 MISSING_ROUTE_STATUSES = (404, 405, 501)
 """A server or endpoint that does not have a route responds with one of these."""
-UNCOUNTED_STATUSES = tuple(status for status, rule in STATUS_RULES.items() if rule.is_uncounted)
+
+
+def charge_of_status(status: int) -> Charge:
+    """The charge of a try that got this error status."""
+    rule = STATUS_RULES.get(status)
+    return rule.charge if rule is not None else Charge.ALWAYS
+
+
+_NEVER_SENT = frozenset({"ClientConnectorError", "ClientConnectionResetError", "ConnectionTimeoutError"})
+
+
+def was_never_sent(error: BaseException) -> bool:
+    """Whether a connection error came before the request reached the other side."""
+    return not _NEVER_SENT.isdisjoint(base.__name__ for base in type(error).__mro__)
+
+
+def charge_of_error(error: BaseException) -> Charge:
+    """The charge of a try that ended with this connection error or timeout."""
+    return Charge.IF_OTHERS_SUCCEED if was_never_sent(error) else Charge.ALWAYS
+
+
+def connection_cause(error: BaseException | None) -> str:
+    """A connection error in a few words: `connection refused`."""
+    cause = getattr(error, "os_error", error)
+    if isinstance(cause, socket.gaierror):
+        return "host not found"
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, TimeoutError):
+        return "timeout"
+    return "broken connection" if error is None or not was_never_sent(error) else "no connection"
 
 
 def kind_of_status(status: int, boundary: Boundary) -> FailureKind:
@@ -222,6 +266,20 @@ def kind_of_response(status: int, body: bytes, boundary: Boundary) -> FailureKin
         if status == 404 and endpoint_error(body).code in REQUEST_CODES:
             return FailureKind.DATA
     return kind_of_status(status, boundary)
+
+
+def likely_fix(server: str, url: str, status: int | None, body: bytes) -> str:
+    """What to do if an endpoint refuses every call; status None: its host was not found."""
+    address = url.partition("?")[0]
+    if status is None:
+        return f"check the address of {server} (policy_base_url)"
+    if is_about_model(body):
+        return f"check the name of the model of {server} (policy_model_name)"
+    if status in (401, 403):
+        return f"check the key of {server} (policy_api_key)"
+    if "/v1/" not in address:
+        return f"the base URL usually ends in /v1: check the address of {server} (policy_base_url)"
+    return f"check the address and the name of the model of {server} (policy_base_url, policy_model_name)"
 
 
 def is_about_model(body: bytes) -> bool:
@@ -323,7 +381,7 @@ def kind_of_exception(error: BaseException, boundary: Boundary) -> FailureKind:
     carried = getattr(error, "kind", None)
     if isinstance(carried, FailureKind):
         return carried
-    if boundary is Boundary.ENDPOINT and _has_unknown_host(error):
+    if boundary is Boundary.ENDPOINT and has_unknown_host(error):
         return FailureKind.CONFIGURATION
     return kind_of_class(type(error), boundary) or FailureKind.DATA
 
@@ -336,7 +394,7 @@ def kind_of_class(cls: type[BaseException], boundary: Boundary) -> FailureKind |
     return None
 
 
-def _has_unknown_host(error: BaseException) -> bool:
+def has_unknown_host(error: BaseException) -> bool:
     """Whether the address does not resolve. A name server that does not respond may respond later."""
     cause = getattr(error, "os_error", error)
     return isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN

@@ -18,7 +18,7 @@ from nemo_gym.errors import JudgeError
 from nemo_gym.failures import FailureKind
 from nemo_gym.http import Cookies, get_response_json, raise_for_status
 from nemo_gym.openai_utils import NeMoGymResponse
-from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_JUDGE_ERROR_KEY
+from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_FAILURE_COUNT_KEY, NG_JUDGE_ERROR_KEY
 
 __all__ = ["JudgeError", "call_judge", "judge_failsafe", "reraise_judge_errors"]
 
@@ -58,7 +58,16 @@ async def reraise_judge_errors(call: Awaitable[T]) -> T:
     except JudgeError:
         raise
     except Exception as error:  # the boundary between a verifier and its judge
-        raise JudgeError(f"{type(error).__name__}: {error}") from error
+        raise _judge_error(error) from error
+
+
+def _judge_error(error: Exception) -> JudgeError:
+    """With the number of failures that it counts as; a wrong key or address of the judge keeps its kind."""
+    failed = JudgeError(f"{type(error).__name__}: {error}")
+    failed.failure_count = getattr(error, "failure_count", 1)
+    if getattr(error, "kind", None) is FailureKind.CONFIGURATION:
+        failed.kind = FailureKind.CONFIGURATION
+    return failed
 
 
 def judge_failsafe(verify: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,9 +97,12 @@ def _failure_response(error: JudgeError, arguments: tuple[Any, ...]) -> Response
     row = bodies[-1] if bodies else {}
     if isinstance(row, BaseModel):
         row = row.model_dump(mode="json", exclude_unset=True)
-    failure = {
+    failure_class = error.kind or FailureKind.JUDGE_FAILED.value
+    failure: dict[str, Any] = {
         "reward": 0.0,
-        NG_FAILURE_CLASS_KEY: FailureKind.JUDGE_FAILED.value,
+        NG_FAILURE_CLASS_KEY: failure_class,
         NG_JUDGE_ERROR_KEY: str(error),
     }
+    if error.failure_count > 1:
+        failure[NG_FAILURE_COUNT_KEY] = error.failure_count
     return Response(encode_json(row | failure), media_type="application/json")

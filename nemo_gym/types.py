@@ -26,6 +26,7 @@ RESPONSE_KEY_NAME = "response"
 SKILLS_REF_KEY_NAME = "skills_ref"
 
 NG_FAILURE_CLASS_KEY = "_ng_failure_class"
+NG_FAILURE_COUNT_KEY = "_ng_failure_count"
 NG_JUDGE_ERROR_KEY = "_ng_failure_judge_error"
 NG_NO_PERSIST_KEY = "_ng_no_persist"
 NG_TERMINAL_KEY = "_ng_failure_terminal"

@@ -11,6 +11,7 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import fetch_text
+from nemo_gym.rollout_collection.display.screen import waiting_text
 from nemo_gym.rollout_collection.recording.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
 from nemo_gym.terminal import table
@@ -89,6 +90,8 @@ def collection_text(status: dict[str, Any]) -> str:
         f"{status['done']}/{status['total']} done, {status['failed']} failed, {status['in_flight']} in flight"
     )
     lines = [f"collection into {status['output']} ({process}): {counts}, {status['per_minute']:.0f}/min"]
+    if status.get("waiting"):
+        lines.append(f"waiting: {waiting_text(status['waiting'])}")
     if status.get("limits"):
         lines.append(
             "limits: " + ", ".join(f"{origin} {limit}" for origin, limit in status["limits"].items())

@@ -3,6 +3,7 @@
 from nemo_gym.http.blocking_get import fetch_text
 from nemo_gym.http.call import Call, parse_call
 from nemo_gym.http.client_response import (
+    FAILURE_COUNT_HEADER,
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
     FAILURE_STATUS_HEADER,
@@ -16,7 +17,8 @@ from nemo_gym.http.client_response import (
     get_response_json,
     raise_for_status,
 )
-from nemo_gym.http.retries import (
+from nemo_gym.http.retries import send_with_retries
+from nemo_gym.http.retry_policy import (
     CONNECT_ONLY,
     MAX_NUM_TRIES,
     MODEL_ENDPOINT,
@@ -24,7 +26,6 @@ from nemo_gym.http.retries import (
     RETRY_ERROR_CODES,
     RetryPolicy,
     retry_after_s,
-    send_with_retries,
 )
 from nemo_gym.http.transport import Transport
 from nemo_gym.http.transport_choice import (
@@ -38,6 +39,7 @@ from nemo_gym.http.url_request import request
 
 __all__ = [
     "CONNECT_ONLY",
+    "FAILURE_COUNT_HEADER",
     "FAILURE_KIND_HEADER",
     "FAILURE_SERVER_HEADER",
     "FAILURE_STATUS_HEADER",

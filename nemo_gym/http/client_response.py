@@ -21,6 +21,8 @@ from nemo_gym.failures import Boundary, FailureKind, kind_in_header, kind_of_res
 FAILURE_KIND_HEADER = "x-nemo-gym-failure-kind"
 FAILURE_SERVER_HEADER = "x-nemo-gym-failure-server"
 FAILURE_STATUS_HEADER = "x-nemo-gym-failure-status"
+FAILURE_COUNT_HEADER = "x-nemo-gym-failure-count"
+"""How many of the failures that its rollout may have the failure counts as; 1 if absent."""
 
 _URL_USER = re.compile(r"//[^/?#]*@")
 
@@ -146,6 +148,7 @@ class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
         self.response_content = response._body
         self.server = headers.get(FAILURE_SERVER_HEADER, "")
         self.origin_status = int(headers.get(FAILURE_STATUS_HEADER) or response.status)
+        self.failure_count = int(headers.get(FAILURE_COUNT_HEADER) or 1)
         named = kind_in_header(headers.get(FAILURE_KIND_HEADER))
         self.names_kind = named is not None
         """Whether the response itself names the kind of the failure."""
@@ -188,17 +191,38 @@ class EndpointError(ServerCallError):
     boundary = Boundary.ENDPOINT
 
 
+class GivenUpError(aiohttp.ClientConnectionError):
+    """The last connection error of a call that was tried several times."""
+
+    def __init__(self, error: Exception, failure_count: int, is_outage: bool) -> None:
+        super().__init__(str(error) or type(error).__name__)
+        self.error = error
+        self.failure_count = failure_count
+        self.is_outage = is_outage
+
+
 class ServerUnreachableError(aiohttp.ClientConnectionError, NeMoGymError):
     """No response: connection refused, broken or timed out, or the address does not resolve."""
 
-    def __init__(self, server: str, reason: str, kind: FailureKind = FailureKind.INFRASTRUCTURE) -> None:
+    def __init__(
+        self,
+        server: str,
+        reason: str,
+        kind: FailureKind = FailureKind.INFRASTRUCTURE,
+        failure_count: int = 1,
+        is_outage: bool = False,
+    ) -> None:
         super().__init__(f"{server}: {reason}" if server else reason)
         self.server = server
         self.reason = reason
         self.kind = kind
+        self.failure_count = failure_count
+        """How many of the failures that its rollout may have it counts as."""
+        self.is_outage = is_outage
+        """Whether the caller may wait for the server without limit."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.server, self.reason, self.kind)
+        return type(self), (self.server, self.reason, self.kind, self.failure_count, self.is_outage)
 
 
 class NoJsonError(ServerUnreachableError, JSONDecodeError):
@@ -213,6 +237,7 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
         JSONDecodeError.__init__(self, reason, body, getattr(error, "pos", 0))
         self.args, self.server, self.reason = (reason,), "", reason
         self.kind = FailureKind.INFRASTRUCTURE
+        self.failure_count, self.is_outage = 1, False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ServerUnreachableError, (self.server, self.reason)

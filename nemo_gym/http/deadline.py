@@ -5,6 +5,7 @@ same timeout expire in the order in which they started, so they share one timer 
 """
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -13,12 +14,25 @@ _TICK_S = 0.001
 
 
 class Deadline:
-    """`with Deadline(5.0):` cancels the block after 5 seconds and raises TimeoutError. None: no deadline."""
+    """`with Deadline(5.0):` cancels the block after 5 seconds and raises TimeoutError. None: no deadline.
 
-    __slots__ = ("_cancelling", "_queue", "_task", "ends", "has_passed", "seconds")
+    `waited_s` returns a time that only grows; what it grows by within the block does not count.
+    """
 
-    def __init__(self, seconds: float | None) -> None:
+    __slots__ = (
+        "_cancelling",
+        "_queue",
+        "_task",
+        "_waited_before_s",
+        "_waited_s",
+        "ends",
+        "has_passed",
+        "seconds",
+    )
+
+    def __init__(self, seconds: float | None, waited_s: Callable[[], float] | None = None) -> None:
         self.seconds = seconds
+        self._waited_s = waited_s
         self._queue: _Queue | None = None
         self.ends = 0.0
         """On the clock of the event loop."""
@@ -32,12 +46,25 @@ class Deadline:
             self._cancelling = task.cancelling()
             loop, seconds = task.get_loop(), max(0.0, self.seconds)
             self.ends = loop.time() + seconds
-            self._queue = _queues.get((loop, seconds)) or _Queue(loop, seconds)
-            self._queue.add(self)
+            if self._waited_s is not None:
+                self._waited_before_s = self._waited_s()
+            self._wait_in(_queues.get((loop, seconds)) or _Queue(loop, seconds))
         return self
 
+    def _wait_in(self, queue: "_Queue") -> None:
+        self._queue = queue
+        queue.add(self)
+
     def expire(self) -> None:
-        """Cancel the block."""
+        """Cancel the block, or wait again for the time that does not count."""
+        if self._waited_s is not None:
+            waited_s = self._waited_s()
+            left_s, self._waited_before_s = waited_s - self._waited_before_s, waited_s
+            if left_s > _TICK_S:
+                loop = self._task.get_loop()
+                self.ends = loop.time() + left_s
+                self._wait_in(_Queue(loop, left_s))
+                return
         self.has_passed = True
         self._task.cancel()
 

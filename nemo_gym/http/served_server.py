@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 from itertools import count
 
-from nemo_gym.activity import ROLLOUT_HEADER, current_activity
+from nemo_gym.activity import ROLLOUT_HEADER, current_activity, waited_s
+from nemo_gym.endpoint_health import Endpoint
 from nemo_gym.failures import Boundary
 from nemo_gym.http.call import Call
 from nemo_gym.http.client_response import ClientResponse, Cookies
-from nemo_gym.http.retries import CONNECT_ONLY, send_with_retries
+from nemo_gym.http.retries import send_with_retries
+from nemo_gym.http.retry_policy import CONNECT_ONLY
 from nemo_gym.http.transport_choice import http_transport
 from nemo_gym.http.unreachable import reports_unreachable
 from nemo_gym.session_cookies import parse_session_cookie
@@ -44,9 +46,13 @@ class ServedServer:
         if activity is not None:
             others = [pair for pair in headers if pair[0].lower() != ROLLOUT_HEADER]
             headers = (*others, (ROLLOUT_HEADER, activity.header()))
-        sent = call.sent_to(self.address.url(call.cookies), headers)
+        url = self.address.url(call.cookies)
+        sent = call.sent_to(url, headers)
         with reports_unreachable(self.name, sent, Boundary.CALL):
-            response = await send_with_retries(http_transport(sent), sent, CONNECT_ONLY)
+            endpoint = Endpoint(self.name, url, is_server=True)
+            response = await send_with_retries(http_transport(sent), sent, CONNECT_ONLY, endpoint=endpoint)
+        if activity is not None and activity.endpoints is not None:
+            activity.add_wait(waited_s(response.raw_headers))
         response.url = (
             self.name + call.path
         )  # as for a server in this process: the name says more than a port

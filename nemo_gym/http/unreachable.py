@@ -7,7 +7,7 @@ from yarl import URL
 
 from nemo_gym.failures import Boundary, kind_of_exception
 from nemo_gym.http.call import Call
-from nemo_gym.http.client_response import ServerUnreachableError
+from nemo_gym.http.client_response import GivenUpError, ServerUnreachableError
 
 _CONNECTION_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
 """OSError includes TimeoutError."""
@@ -33,5 +33,9 @@ class reports_unreachable:
             where = URL(self._call.url, encoded=True).with_user(None).with_query(None)
             reason = str(error) or type(error).__name__
             message = f"no response from {self._call.method} {where}: {reason}"
-            failure_kind = kind_of_exception(error, self._boundary)
-            raise ServerUnreachableError(self._server, message, failure_kind) from error
+            if isinstance(error, GivenUpError):
+                failure_kind = kind_of_exception(error.error, self._boundary)
+                count, is_outage = error.failure_count, error.is_outage
+            else:
+                failure_kind, count, is_outage = kind_of_exception(error, self._boundary), 1, False
+            raise ServerUnreachableError(self._server, message, failure_kind, count, is_outage) from error

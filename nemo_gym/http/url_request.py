@@ -5,7 +5,8 @@ from typing import Any
 
 from nemo_gym.http.call import parse_call
 from nemo_gym.http.client_response import ClientResponse, Cookies
-from nemo_gym.http.retries import CONNECT_ONLY, RetryPolicy, send_with_retries
+from nemo_gym.http.retries import send_with_retries
+from nemo_gym.http.retry_policy import CONNECT_ONLY, RetryPolicy
 from nemo_gym.http.transport_choice import http_transport
 
 

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from yarl import URL
 
 from nemo_gym.codec import decode_json, encode_json
+from nemo_gym.endpoint_health import Endpoint
 from nemo_gym.errors import ConfigError
 from nemo_gym.failures import Boundary, status_in_stream
 from nemo_gym.http import (
@@ -53,8 +54,9 @@ _ASSEMBLERS: dict[str, Assembler] = {_RESPONSES: response_from_events, _CHAT: ch
 class NeMoGymAsyncOpenAI:
     """Calls one endpoint, and retries calls that may succeed later.
 
-    `internal`: the endpoint is one of our own model servers, which makes the retries itself. `max_tries` and
-    `request_timeout_s` override `retry`; the time is for a call with all its retries.
+    `internal`: the endpoint is one of our own model servers, which makes the retries itself. `name`: the
+    model server, for messages. `max_tries`, `request_timeout_s` (for one try) and `unreachable_tries`
+    override `retry`.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class NeMoGymAsyncOpenAI:
         default_headers: Mapping[str, str] | None = None,
         internal: bool = False,
         *,
+        name: str = "",
         retry: RetryPolicy = MODEL_ENDPOINT,
         max_tries: int | None = None,
         request_timeout_s: float | None = None,
+        unreachable_tries: int | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         address = _checked(self.base_url)
@@ -81,8 +85,12 @@ class NeMoGymAsyncOpenAI:
         if max_tries is not None:
             retry = replace(retry, max_tries=max_tries)
         if request_timeout_s is not None:
-            retry = replace(retry, total_s=request_timeout_s)
+            retry = replace(retry, try_timeout_s=request_timeout_s)
+        if unreachable_tries is not None:
+            retry = replace(retry, unreachable_tries=unreachable_tries)
         self._retry = CONNECT_ONLY if internal else retry
+        shown = f"{address.scheme}://{self.base_url.partition('://')[2].rpartition('@')[2].partition('?')[0]}"
+        self._endpoint = Endpoint(name or "endpoint", shown)
 
     async def create_response(self, /, **kwargs: Any) -> dict[str, Any]:
         call = self._post(f"{self.base_url}{_RESPONSES}", kwargs)
@@ -118,7 +126,8 @@ class NeMoGymAsyncOpenAI:
         return blank.with_body(encode_json(body))
 
     def _send(self, call: Call) -> Coroutine[Any, Any, ClientResponse]:
-        return send_with_retries(http_transport(call), call, self._retry, read=_unstreamed)
+        endpoint = None if self.internal else self._endpoint
+        return send_with_retries(http_transport(call), call, self._retry, read=_unstreamed, endpoint=endpoint)
 
 
 def _checked(base_url: str) -> URL:

@@ -19,6 +19,7 @@ from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.description import described
 from nemo_gym.rollout_collection.display.progress import Progress, throughput
 from nemo_gym.rollout_collection.display.screen import Display
+from nemo_gym.rollout_collection.endpoint_watch import Ending, EndpointWatch
 from nemo_gym.rollout_collection.execution.executor import Executor
 from nemo_gym.rollout_collection.execution.executor_table import OpenedExecutor, executor_named
 from nemo_gym.rollout_collection.execution.run_limits import RunLimits
@@ -33,7 +34,7 @@ from nemo_gym.rollout_collection.recording.output_lock import OutputLock, exclus
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts
 from nemo_gym.rollout_collection.recording.status_file import StatusFile
-from nemo_gym.rollout_collection.recording.waiting import ServedLimits
+from nemo_gym.rollout_collection.recording.waiting import ServedReports
 from nemo_gym.rollout_collection.results.collected import Collected
 from nemo_gym.rollout_collection.results.run_metrics import (
     agent_rollouts,
@@ -68,6 +69,7 @@ class Collection:
         self._executor: Executor | None = None
         self._opening: asyncio.Timeout | None = None
         self._stopped_by: str | None = None
+        self._ending: Ending | None = None
         self._limits = RunLimits(config.max_run_time_s, config.max_total_tokens)
 
     @property
@@ -155,15 +157,23 @@ class Collection:
         recorder.in_flight = executor.in_flight
         recorder.end_run = lambda: executor.stop(0.0)
         executor.on_deaths = partial(_note_deaths, prepared.manifest, recorder)
-        limits = ServedLimits(self._servers.process_urls if self._config.adaptive_concurrency else ())
+
+        def end_run(ending: Ending) -> None:
+            self._ending = self._ending or ending
+            recorder.ignores_failures = True
+            executor.stop(0.0)
+
         heartbeat = Heartbeat(
             executor,
             recorder,
             progress,
             self._display,
             status,
-            limits,
+            ServedReports(self._servers.process_urls, ready.run),
+            EndpointWatch(self._config.outage_timeout_s, self._display.note, self._servers.head_check),
+            end_run,
             is_served=self._servers.to_host is None,
+            is_adaptive=self._config.adaptive_concurrency,
             period_s=self._policy.heartbeat_s,
         )
         try:
@@ -209,7 +219,9 @@ class Collection:
     def _collected(self, prepared: Prepared, recorder: Recorder) -> Collected:
         """The result of the run."""
         ledger = recorder.ledger
-        stopped_by = self._stopped_by
+        if self._ending is not None and self._ending.error is not None:
+            raise self._ending.error
+        stopped_by = self._stopped_by or (self._ending.reason if self._ending is not None else None)
         if recorder.is_over_budget:
             stopped_by = f"more failures than max_failure_rate={self._config.max_failure_rate:g} allows"
         state = "complete" if ledger.is_complete else "incomplete"

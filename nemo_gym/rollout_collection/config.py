@@ -58,20 +58,25 @@ class SharedRolloutCollectionConfig(TrackerConfig):
     disable_aggregation: bool = False
     """Skip the aggregate metrics, for shards that ng_aggregate_rollouts combines later."""
     call_timeout_s: Seconds = 900.0
-    """Time limit, in seconds, of one call to a model endpoint or to an environment (a tool, the verifier).
-    Each retry has the same limit. The default allows a long generation on a busy endpoint."""
+    """Time limit, in seconds, of one try of a call to a model endpoint, and of one call to an environment (a
+    tool, the verifier). The default allows a long generation on a busy endpoint."""
     rollout_timeout_s: Seconds = 3600.0
-    """Time limit, in seconds, of one attempt of a rollout, verification and clean-up included."""
+    """Time limit, in seconds, of one attempt of a rollout, verification and clean-up included. The time in
+    which it waits for an endpoint that is down does not count."""
+    outage_timeout_s: Seconds = 3600.0
+    """How long rollouts wait, in seconds, for an endpoint that is down, refuses connections or limits the
+    rate of calls. If no call to it has succeeded for this time, the run stops and can be resumed. Waiting
+    counts neither as an attempt nor against the time limits."""
     stop_grace_s: Seconds = 5.0
     """Time, in seconds, that running rollouts get to finish after the first Ctrl-C or SIGTERM. A second one
     ends the run at once."""
     max_attempts: Positive = 6
-    """Maximum number of attempts, in one run, of a rollout that fails because of servers, endpoints or time
-    limits. A rollout that fails because of its input gets two attempts per run, and
-    NEMO_GYM_MAX_ROLLOUT_ATTEMPTS (default 3) across all runs."""
+    """How many failures because of servers, endpoints or time limits a rollout may have in one run before it
+    has failed: failed attempts, or failed tries of a call to an endpoint. A rollout that fails because of its
+    input gets two attempts per run, and NEMO_GYM_MAX_ROLLOUT_ATTEMPTS (default 3) across all runs."""
     retry_backoff_s: NotNegative = 2.0
-    """Delay before the second attempt, in seconds. It doubles for each later attempt, up to a minute. Each
-    delay is shortened at random, by at most half."""
+    """Delay after the first of these failures, in seconds. It doubles for each later one, up to a minute.
+    Each delay is shortened at random, by at most half."""
     max_failure_rate: NotNegative | None = None
     """Stop the run when more rollouts have failed than this. A value below 1 (0.2) is a share of the rollouts
     started so far; any other (50) is a number of rollouts. null: never stop."""

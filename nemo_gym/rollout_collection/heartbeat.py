@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
+from nemo_gym.endpoint_health import merged
 from nemo_gym.errors import JournalError
 from nemo_gym.rollout_collection.display.progress import Progress, Snapshot
 from nemo_gym.rollout_collection.display.screen import Display
+from nemo_gym.rollout_collection.endpoint_watch import Ending, EndpointWatch
 from nemo_gym.rollout_collection.execution.executor import Executor, ExecutorState
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.status_file import StatusFile
-from nemo_gym.rollout_collection.recording.waiting import ServedLimits
+from nemo_gym.rollout_collection.recording.waiting import ServedReports
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +31,13 @@ class Heartbeat:
     progress: Progress
     display: Display
     status: StatusFile
-    served_limits: ServedLimits
+    served: ServedReports
+    watch: EndpointWatch
+    end_run: Callable[[Ending], None]
     is_served: bool
     """Whether the servers run in other processes, which know more about what rollouts wait for."""
+    is_adaptive: bool = False
+    """Whether concurrency adapts, so that the limits are shown."""
     period_s: float = 1.0
 
     @asynccontextmanager
@@ -39,9 +45,14 @@ class Heartbeat:
         # Two loops: a server that is slow to report its limits must not delay the sync.
         async with (
             repeated(self._beat, self.period_s),
-            repeated(self.served_limits.ask, self.period_s),
+            repeated(self._ask_servers, self.period_s),
         ):
             yield
+
+    async def _ask_servers(self) -> None:
+        if self.served.urls:
+            await self.served.ask()
+            self.executor.take_waits(self.served.waits)
 
     def snapshot(self) -> Snapshot:
         return self.progress.snapshot(self._state())
@@ -64,13 +75,19 @@ class Heartbeat:
             in_flight=state.in_flight,
             limits=state.limits,
             served=self.is_served,
+            waiting=snapshot.waiting,
             oldest=state.oldest,
         )
+        ending = await self.watch.look(state, self.recorder.ledger.succeeded_now)
+        if ending is not None:
+            self.end_run(ending)
 
     def _state(self) -> ExecutorState:
-        """The state of the executor, with the limits that other processes keep."""
+        """The state of the executor, with what other processes report."""
         state = self.executor.state()
-        return replace(state, limits=state.limits | self.served_limits.latest)
+        endpoints = merged([*state.endpoints, *self.served.endpoints])
+        limits = state.limits | self.served.limits if self.is_adaptive else {}
+        return replace(state, limits=limits, endpoints=endpoints)
 
 
 @asynccontextmanager

@@ -78,6 +78,9 @@ class Failure:
     attempts: int = 1
     data_attempts: int = 0
     """Attempts that failed because of the input."""
+    count: int = 1
+    """How many of the failures that a rollout may have (`max_attempts`) it counts as: a call may have failed
+    several times."""
     is_terminal: bool = False
     """Whether it is never attempted again."""
     is_kept: bool = True

@@ -1,9 +1,11 @@
 """The servers of a run: hosted in this process, behind a head server, or already open in the caller."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import aiohttp
 
 from nemo_gym.client import ServerClient, base_url
 from nemo_gym.config import GymConfig
@@ -14,7 +16,7 @@ from nemo_gym.config.overrides import Overrides
 from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
-from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, is_global_aiohttp_client_setup
+from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, is_global_aiohttp_client_setup, request
 from nemo_gym.http.transport_choice import enable_plain_client, set_pool_size
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
@@ -25,6 +27,7 @@ from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
 
 Hosting = Literal["auto", "embedded", "served"]
 _POLICY_KEYS = (POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME)
+_HEAD_CHECK_S = 5.0
 _EMBEDDED_HINT = "pass +hosting=embedded to host the servers in this process"
 
 
@@ -78,15 +81,39 @@ class Servers:
     @property
     def process_urls(self) -> list[str]:
         """The address of each server process; empty if the servers are in this process."""
-        if self.running is None or self.running.is_local:
+        values, names = self.values, list(instance_names(self.values))
+        if self.to_host is not None:
+            values, names = self.to_host.data, list(self.elsewhere)
+        elif self.running is None or self.running.is_local:
             return []
-        blocks = filter(None, (block_of(self.values, name) for name in instance_names(self.values)))
+        blocks = filter(None, (block_of(values, name) for name in names))
         return [
             base_url(block.get("host", "127.0.0.1"), port)
             for block in blocks
             for port in block.get("worker_ports") or [block.get("port")]
             if port
         ]
+
+    @property
+    def head_check(self) -> Callable[[], Awaitable[str | None]] | None:
+        """Asks the head server; returns its address if it refuses connections. None if there is none."""
+        if self.to_host is not None or self.running is None or self.running.is_local:
+            return None
+        head = self.running.head_server_config
+        if head is None:
+            return None
+        address = base_url(head.host, head.port)
+
+        async def check() -> str | None:
+            try:
+                await request("GET", address, timeout_s=_HEAD_CHECK_S)
+            except TimeoutError:
+                return None  # it is busy
+            except aiohttp.ClientConnectionError:
+                return address
+            return None
+
+        return check
 
     def config(self) -> GymConfig:
         """The whole configuration, for worker processes."""

@@ -24,6 +24,7 @@ from nemo_gym.config import redact
 from nemo_gym.event_loop import end_forked_process, is_ctrl_c
 from nemo_gym.failures import Boundary, FailureKind, kind_of_exception, kind_of_status
 from nemo_gym.http import (
+    FAILURE_COUNT_HEADER,
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
     FAILURE_STATUS_HEADER,
@@ -85,19 +86,19 @@ class Failures:
     def _failure(self, error: Failed) -> Response:
         kind = kind_of_exception(error, Boundary.SERVER_CODE)
         if isinstance(error, EndpointError):
-            cause = _cause(self.server_name, error.origin_status, kind)
+            cause = _cause(self.server_name, error.origin_status, kind, error.failure_count)
             body = redact(error.response_content.decode("utf-8", "surrogateescape"), self.secrets)
             content = body.encode("utf-8", "surrogateescape")
             return Response(content, error.status, cause, "application/json")
         if isinstance(error, ServerCallError):
-            cause = _cause(error.server or self.server_name, error.origin_status, kind)
+            cause = _cause(error.server or self.server_name, error.origin_status, kind, error.failure_count)
             if error.status < 500:  # the server that refused the request did not log it
                 logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
         elif isinstance(error, ServerUnreachableError):
-            cause = _cause(error.server or self.server_name, 503, kind)
+            cause = _cause(error.server or self.server_name, 503, kind, error.failure_count)
         else:  # first raised here: the one place that logs it
             self.log(error)
-            cause = _cause(self.server_name, 500, kind)
+            cause = _cause(self.server_name, 500, kind, getattr(error, "failure_count", 1))
         text = redact(_described(error), self.secrets)
         return Response(encode_json(text), 500, cause, "application/json")
 
@@ -117,8 +118,9 @@ def _described(error: Failed) -> str:
     return repr(error)
 
 
-def _cause(server: str, status: int, kind: FailureKind) -> dict[str, str]:
+def _cause(server: str, status: int, kind: FailureKind, count: int = 1) -> dict[str, str]:
     return {
+        **({FAILURE_COUNT_HEADER: str(count)} if count != 1 else {}),
         FAILURE_KIND_HEADER: kind.value,
         FAILURE_SERVER_HEADER: server.encode("ascii", "backslashreplace").decode(),
         FAILURE_STATUS_HEADER: str(status),

@@ -44,9 +44,10 @@ class OpenAIModelConfig(BaseResponsesAPIModelConfig):
     stream: bool = False
     """Request a stream and put it together: some gateways close connections that are silent for long."""
     request_timeout_s: float | None = Field(default=None, gt=0)
-    """Longest time of one call to the endpoint, including its retries; None: 3600 s, for long generations."""
+    """Longest time of one try of a call to the endpoint; None: `call_timeout_s` of the collection."""
     max_tries: int = Field(default=3, ge=1)
-    """Maximum number of tries of one call, including the first; those that get a 429 are not counted."""
+    """Maximum number of tries of a call that does not belong to a collection, including the first; those that
+    get a 429 are not counted. In a collection, `max_attempts` limits the failures of a rollout."""
 
 
 class OpenAIModel(SimpleResponsesAPIModel):
@@ -65,6 +66,7 @@ class OpenAIModel(SimpleResponsesAPIModel):
             config.openai_base_url,
             config.openai_api_key,
             config.openai_default_headers,
+            name=config.name,
             max_tries=config.max_tries,
             request_timeout_s=config.request_timeout_s,
         )

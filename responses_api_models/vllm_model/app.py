@@ -19,7 +19,7 @@ from nemo_gym.openai_utils import (
 )
 from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, VLLMConverter
 from responses_api_models.vllm_model import replica_call
-from responses_api_models.vllm_model.replicas import Replicas
+from responses_api_models.vllm_model.replicas import REPLICA_TRIES, Replicas
 from responses_api_models.vllm_model.vllm_model_config import VLLMModelConfig
 
 
@@ -35,10 +35,15 @@ class VLLMModel(SimpleResponsesAPIModel):
     @cached_property
     def replicas(self) -> Replicas:
         config = self.config
-        return Replicas(
-            config.name,
-            [NeMoGymAsyncOpenAI(url, config.api_key, config.default_headers) for url in config.base_urls],
-        )
+        # With several replicas, a call gives up one that cannot be reached, to try another.
+        tries = None if len(config.base_urls) == 1 else REPLICA_TRIES
+        endpoints = [
+            NeMoGymAsyncOpenAI(
+                url, config.api_key, config.default_headers, name=config.name, unreachable_tries=tries
+            )
+            for url in config.base_urls
+        ]
+        return Replicas(config.name, endpoints)
 
     @cached_property
     def slots(self) -> AbstractAsyncContextManager[None]:

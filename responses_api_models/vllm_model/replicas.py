@@ -21,6 +21,8 @@ Session = MutableMapping[str, Any]
 
 REPLICA_KEY = "vllm_replica"
 """The session key for the number of its replica."""
+REPLICA_TRIES = 3
+"""How often a call is sent to a replica that cannot be reached."""
 DOWN_S = 30.0
 """How long a replica that did not respond is skipped: without calls in flight it would be chosen first."""
 
@@ -61,7 +63,9 @@ class Replicas:
                 response = await request(replica.endpoint)
             except aiohttp.ClientConnectionError as error:  # after the endpoint's own retries
                 if not untried:
-                    raise
+                    if not getattr(error, "is_outage", False):
+                        raise
+                    untried = list(self._replicas)  # all are down: wait for the first that responds
                 self._mark_down(replica, error)
             else:
                 replica.down_until = float("-inf")

@@ -11,11 +11,9 @@ from functools import partial
 import pytest
 
 from nemo_gym.path_utils import status_path_for
-from nemo_gym.rollout_collection import RolloutCollectionConfig
-from nemo_gym.rollout_collection.recording.status_file import read_status
 from scripts.scripted_endpoint import Output
-from tests.support.collecting import CollectionRuns, failing, hang, no_override, slow
-from tests.support.commands import BIN, NgRun, children_of, is_running, wait_until
+from tests.support.collecting import CollectionRuns, Collector, failing, hang, no_override
+from tests.support.commands import BIN, NgRun, children_of, is_running
 from tests.support.faults import limit_file_size
 
 PROCESSES = {"executor": "processes", "num_workers": 2}
@@ -244,32 +242,6 @@ def test_failures_within_the_limit_are_in_the_exit_code_and_the_ledger(runs: Col
     assert "Resuming: 12 rollouts planned, 11 done, 1 remaining" in runs.finish().output
 
 
-def num_in_later_attempts(runs: CollectionRuns) -> int:
-    """Rollouts in flight that have failed before, as the status file says."""
-    oldest = (read_status(status_path_for(runs.output)) or {}).get("oldest", [])
-    return sum("of the rollout" in one["waits_for"] for one in oldest)
-
-
-def test_temporarily_unreachable_endpoint_loses_no_rollout(runs: CollectionRuns) -> None:
-    runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 100)
-    runs.adder.override = slow
-    collector = runs.start(num_samples_in_parallel=4, retry_backoff_s=0.5, max_attempts=10)
-    collector.wait_until(lambda: len(runs.recorded()) > 10)
-    runs.endpoint.go_down()
-    assert wait_until(lambda: num_in_later_attempts(runs) == 4), collector.output
-    assert collector.is_running
-    runs.endpoint.come_back()
-    assert collector.wait() == 0, collector.output
-    runs.check_complete()
-    assert runs.manifest["ledger"]["retried"] >= 4
-
-
-def test_default_retries_outlast_ten_seconds_without_endpoint() -> None:
-    config = RolloutCollectionConfig(input_jsonl_fpath="in", output_jsonl_fpath="out")
-    shortest_waits_s = [config.retry_backoff_s * 2**n / 2 for n in range(config.max_attempts - 1)]
-    assert sum(shortest_waits_s) > 30
-
-
 def test_endpoint_that_fails_often_loses_no_rollout(runs: CollectionRuns) -> None:
     chance = random.Random(7)
 
@@ -278,7 +250,7 @@ def test_endpoint_that_fails_often_loses_no_rollout(runs: CollectionRuns) -> Non
 
     runs = CollectionRuns(runs.folder, runs.endpoint, runs.adder, 100)
     runs.adder.override = fail_often
-    collector = runs.start(num_samples_in_parallel=50, retry_backoff_s=0.1)
+    collector = runs.start(num_samples_in_parallel=50, max_attempts=12)
     assert collector.wait() == 0, collector.output
     runs.check_complete()
     assert runs.adder.request_counts.total() > 120
@@ -362,18 +334,34 @@ def test_agent_that_dies_and_is_restarted_loses_no_rollout(runs: CollectionRuns)
     assert runs.manifest["ledger"]["retried"] >= 4
 
 
-def test_agent_that_dies_for_good_fails_the_remaining_rollouts_and_a_resume_completes_them(
-    runs: CollectionRuns,
-) -> None:
+def test_ng_run_that_ends_stops_the_run_and_a_resume_completes_it(runs: CollectionRuns) -> None:
     runs.adder.override = gate = Gate(4)
     with serve(runs) as served:
-        collector = runs.start(num_samples_in_parallel=4, max_attempts=2)
+        collector = runs.start(num_samples_in_parallel=4)
         collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) == 4)
         os.kill(served.pid_of(runs.agent), signal.SIGKILL)
         gate.open()
         assert served.wait() == 1
         assert collector.wait() == 1, collector.output
-    assert "12 planned = 4 succeeded + 8 failed (8 infrastructure) + 0 not run" in collector.output
-    assert f"infrastructure: {runs.agent}: no response from POST" in collector.output
+    check_stopped_by_end_of_ng_run(runs, collector, 4)
+
+
+def test_killed_ng_run_stops_the_run_and_a_resume_completes_it(runs: CollectionRuns) -> None:
+    runs.adder.override = gate = Gate(4)
+    with serve(runs) as served:
+        collector = runs.start(num_samples_in_parallel=4)
+        collector.wait_until(lambda: gate.waiting == 4 and len(runs.recorded()) == 4)
+        served.process.kill()
+        assert collector.wait() == 1, collector.output
+    gate.open()
+    check_stopped_by_end_of_ng_run(runs, collector, 4)
+
+
+def check_stopped_by_end_of_ng_run(runs: CollectionRuns, collector: Collector, done: int) -> None:
+    assert collector.output.count("ng_run has ended: neither ") == 1, collector.output
+    assert f"12 planned = {done} succeeded + 0 failed + {12 - done} not run" in collector.output
+    assert "+resume_from_cache=true" in collector.output and "Traceback" not in collector.output
+    assert not runs.failures
     runs.settings = {}
+    runs.adder.override = no_override
     runs.finish()

@@ -108,9 +108,9 @@ def test_call_cancelled_while_waiting_takes_no_slot() -> None:
 
 def test_a_later_run_may_raise_the_ceiling_of_a_server_process() -> None:
     limits = EndpointLimits(0)
-    assert activity_from("0:0 1 0 8 0", limits) is not None
+    assert activity_from("0:0 1 0 8 0 - 1 0.5", limits) is not None
     assert limits.of("http://endpoint/v1").ceiling == 8
-    assert activity_from("0:0 1 0 512 0", limits) is not None
+    assert activity_from("0:0 1 0 512 0 - 1 0.5", limits) is not None
     assert limits.of("http://endpoint/v1").ceiling == 512
 
 

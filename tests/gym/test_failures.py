@@ -18,10 +18,12 @@ from nemo_gym.failures import (
     OVERLOAD_STATUSES,
     RATE_LIMIT_STATUSES,
     RETRIED_STATUSES,
-    UNCOUNTED_STATUSES,
+    STATUS_RULES,
     Boundary,
+    Charge,
     FailureKind,
     _warn_of_near_miss,
+    charge_of_status,
     declared_kind,
     kind_in_header,
     kind_of_exception,
@@ -136,7 +138,7 @@ def test_529_is_handled_like_503() -> None:
     for statuses in (RATE_LIMIT_STATUSES, RETRIED_STATUSES, OVERLOAD_STATUSES):
         assert (503 in statuses) and (529 in statuses)
     assert set(OVERLOAD_STATUSES) == {429, 503, 529}
-    assert set(UNCOUNTED_STATUSES) == {429}
+    assert {status for status in STATUS_RULES if charge_of_status(status) is Charge.NEVER} == {429}
 
 
 def error_body(**error: Any) -> bytes:

@@ -33,6 +33,8 @@ class Snapshot:
     """The agents with the most remaining rollouts."""
     limits: dict[str, int]
     """Concurrent calls allowed per endpoint, if concurrency is adaptive."""
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Calls that wait for an endpoint, by cause."""
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Progress:
             means={agent: _means(columns) for agent, columns in self.columns.items() if len(columns)},
             left=[(agent, count) for agent, count in self.left_by_agent.most_common(3) if count > 0],
             limits=dict(state.limits),
+            waiting=state.waiting_calls() if state.in_flight else {},
         )
 
 

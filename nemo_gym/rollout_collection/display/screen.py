@@ -1,6 +1,7 @@
 """Progress for people: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
@@ -85,6 +86,8 @@ def details(snapshot: Snapshot) -> str:
     """Means, failures, rollouts in flight."""
     words = [f"failed {snapshot.failed}", f"in flight {snapshot.in_flight}"]
     words.append(f"{short_number(snapshot.tokens_per_s)} tok/s")
+    if snapshot.waiting:
+        words.insert(0, f"waiting: {waiting_text(snapshot.waiting)}")
     if snapshot.limits:
         words.append("limit " + ", ".join(f"{origin} {limit}" for origin, limit in snapshot.limits.items()))
     if snapshot.retries:
@@ -99,3 +102,8 @@ def details(snapshot: Snapshot) -> str:
     if len(snapshot.left) > 1:
         others.append("left " + ", ".join(f"{one_line(agent)} {count}" for agent, count in snapshot.left))
     return ", ".join([*rewards, *words, *others])
+
+
+def waiting_text(waiting: Mapping[str, int]) -> str:
+    """`429 ×20, connection refused ×4`."""
+    return ", ".join(f"{one_line(str(cause))} ×{count}" for cause, count in waiting.items())

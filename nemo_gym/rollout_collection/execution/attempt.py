@@ -6,8 +6,9 @@ This is the boundary at which every error of a rollout becomes a Failure; only c
 import math
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
@@ -15,8 +16,9 @@ from nemo_gym.activity import Activity, EndpointLimits, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.config import redact, secret_values
+from nemo_gym.endpoint_health import RunEndpoints
 from nemo_gym.failures import Boundary
-from nemo_gym.http import ClientResponse, ServerCallError, retry_after_s
+from nemo_gym.http import ClientResponse, ServerCallError, ServerUnreachableError, retry_after_s
 from nemo_gym.metrics import numeric_fields
 from nemo_gym.records import key_of
 from nemo_gym.rollout_collection.execution.play import (
@@ -50,10 +52,21 @@ class Attempt:
     """Set if concurrency is adaptive."""
     secrets: Collection[str] = ()
     """Texts that must not appear in a failure."""
+    endpoints: RunEndpoints = field(default_factory=lambda: RunEndpoints(uuid4().hex))
+    backoff_s: float = 0.5
+    """Delay after the first failure of a rollout."""
 
     def activity(self, planned: PlannedRollout, attempt: int) -> Activity:
         ends = time.monotonic() + self.rollout_timeout_s
-        return Activity(str(planned.key), self.call_timeout_s, self.limits, attempt, ends)
+        return Activity(
+            str(planned.key),
+            self.call_timeout_s,
+            self.limits,
+            attempt,
+            ends,
+            self.endpoints,
+            backoff_s=self.backoff_s,
+        )
 
     async def __call__(self, planned: PlannedRollout, activity: Activity) -> Outcome:
         current_activity.set(activity)  # each attempt has a context of its own
@@ -67,9 +80,19 @@ class Attempt:
         kind = kind_of_play_error(error, Boundary.CALL)
         details: dict[str, Any] = {}
         if isinstance(error, AgentFailure):
-            details = {"is_terminal": error.is_terminal, "is_kept": error.is_kept}
+            details = {
+                "is_terminal": error.is_terminal,
+                "is_kept": error.is_kept,
+                "count": error.failure_count,
+            }
         elif isinstance(error, ServerCallError):
-            details = {"status": error.origin_status, "retry_after_s": _requested_delay_s(error)}
+            details = {
+                "status": error.origin_status,
+                "retry_after_s": _requested_delay_s(error),
+                "count": error.failure_count,
+            }
+        elif isinstance(error, ServerUnreachableError):
+            details = {"count": error.failure_count}
         secrets = {*self.secrets, *secret_values(decode_json(planned.line))}
         message = redact(str(error) or repr(error), secrets)[:_LONGEST_MESSAGE]
         error_type = InvalidRollout if isinstance(error, InvalidRollout) else type(error)

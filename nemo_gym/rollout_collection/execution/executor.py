@@ -4,10 +4,12 @@ An executor records exactly one outcome for every rollout that it takes. Rollout
 it is stopped remain to be played.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from nemo_gym.endpoint_health import EndpointReport
 from nemo_gym.records import Key
 from nemo_gym.rollout_collection.outcome import Outcome, PlannedRollout
 
@@ -26,6 +28,32 @@ class ExecutorState:
     """The rollouts that have been in flight longest, and what each waits for."""
     limits: dict[str, int] = field(default_factory=dict)
     """Concurrent calls allowed per endpoint, if concurrency is adaptive."""
+    endpoints: list[EndpointReport] = field(default_factory=list)
+    """The endpoints, as each process sees them."""
+    refused: int = 0
+    """Rollouts whose last attempt was refused because of the configuration of an endpoint."""
+    refusal: str = ""
+    """The error of one of them."""
+
+    def with_refused(self) -> list[EndpointReport]:
+        """The endpoints. Rollouts wait for those that refuse them although they have responded before."""
+        if not self.refused:
+            return self.endpoints
+        return [
+            replace(
+                one, waiting={**one.waiting, "refused": self.refused}, failing_s=one.failing_s or one.quiet_s
+            )
+            if one.refusal and one.successes
+            else one
+            for one in self.endpoints
+        ]
+
+    def waiting_calls(self) -> dict[str, int]:
+        """How many calls wait for endpoints, by cause; the most frequent first."""
+        counts: Counter[str] = Counter()
+        for report in self.with_refused():
+            counts.update(report.waiting)
+        return dict(counts.most_common())
 
 
 class Executor(Protocol):
@@ -43,3 +71,6 @@ class Executor(Protocol):
     def in_flight(self) -> int: ...
 
     def state(self) -> ExecutorState: ...
+
+    def take_waits(self, waits: Mapping[str, float]) -> None:
+        """How long calls of its attempts have waited for endpoints in other processes, by their key."""

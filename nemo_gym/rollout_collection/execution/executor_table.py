@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from uuid import uuid4
 
 from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
 from nemo_gym.config import dump_config, secret_values
+from nemo_gym.endpoint_health import RunEndpoints
 from nemo_gym.errors import ConfigError
 from nemo_gym.http import RetryPolicy
 from nemo_gym.machine import available_cores
@@ -38,6 +40,8 @@ class OpenedExecutor:
     """Those of the run; the ones that all workers share are marked as running elsewhere."""
     client: ServerClient | None = None
     """The client of the servers, if they are open in this process."""
+    run: str = ""
+    """Identifies the run to servers in other processes."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,22 @@ def executor_named(name: str) -> ExecutorKind:
 async def _open_local(
     config: RolloutCollectionConfig, servers: Servers, to_run: int
 ) -> AsyncIterator[OpenedExecutor]:
+    run = uuid4().hex
     async with servers.open() as client:
         ceiling = _adaptive_ceiling(config)
         limits = EndpointLimits(ceiling) if ceiling else None
         secrets = secret_values(servers.values)
-        attempt = Attempt(client, config.call_timeout_s, config.rollout_timeout_s, limits, secrets)
+        attempt = Attempt(
+            client,
+            config.call_timeout_s,
+            config.rollout_timeout_s,
+            limits,
+            secrets,
+            RunEndpoints(run),
+            config.retry_backoff_s,
+        )
         executor = LocalExecutor(attempt, _rollout_policy(config), config.parallel)
-        yield OpenedExecutor(executor, servers, client)
+        yield OpenedExecutor(executor, servers, client, run)
 
 
 def _where_local(config: RolloutCollectionConfig, servers: Servers) -> str:
@@ -81,6 +94,7 @@ def _where_local(config: RolloutCollectionConfig, servers: Servers) -> str:
 async def _open_processes(
     config: RolloutCollectionConfig, servers: Servers, to_run: int
 ) -> AsyncIterator[OpenedExecutor]:
+    run = uuid4().hex
     async with servers.shared() as shared:
         shares = shares_of(config.parallel, min(_num_workers(config), to_run))
         rollout_policy = _rollout_policy(config)
@@ -91,13 +105,15 @@ async def _open_processes(
             rollout_policy=rollout_policy,
             call_timeout_s=config.call_timeout_s,
             adaptive_ceiling=shares[0] if config.adaptive_concurrency else 0,
+            run=run,
+            process_urls=tuple(shared.process_urls),
         )
         policy = PoolPolicy(
             silence_s=config.rollout_timeout_s + _SILENCE_S,
             teardown_s=rollout_policy.teardown_s,
         )
         executor = WorkerPool(partial(start_worker_process, setup), shares, policy)
-        yield OpenedExecutor(executor, shared)
+        yield OpenedExecutor(executor, shared, run=run)
 
 
 def _check_processes(servers: Servers) -> None:

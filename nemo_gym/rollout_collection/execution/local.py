@@ -1,6 +1,6 @@
 """The local executor: plays rollouts in this event loop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nemo_gym.rollout_collection.execution.attempt import Attempt
 from nemo_gym.rollout_collection.execution.dispatch import Dispatcher, RolloutPolicy
@@ -57,4 +57,8 @@ class LocalExecutor:
     def state(self) -> ExecutorState:
         if self._dispatcher is None:
             return ExecutorState()
-        return self._dispatcher.state(self._attempt.limits)
+        return self._dispatcher.state(self._attempt.limits, self._attempt.endpoints)
+
+    def take_waits(self, waits: Mapping[str, float]) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.take_waits(waits)

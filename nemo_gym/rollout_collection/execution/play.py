@@ -14,7 +14,13 @@ from nemo_gym.codec import decode_json
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.failures import AnyKind, Boundary, declared_kind, kind_of_exception
 from nemo_gym.http import ServerCallError, ServerUnreachableError
-from nemo_gym.types import NG_FAILURE_CLASS_KEY, NG_JUDGE_ERROR_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY
+from nemo_gym.types import (
+    NG_FAILURE_CLASS_KEY,
+    NG_FAILURE_COUNT_KEY,
+    NG_JUDGE_ERROR_KEY,
+    NG_NO_PERSIST_KEY,
+    NG_TERMINAL_KEY,
+)
 
 _DECLARING_KEYS = (NG_FAILURE_CLASS_KEY, NG_NO_PERSIST_KEY, NG_TERMINAL_KEY)
 
@@ -42,6 +48,8 @@ class AgentFailure(NeMoGymError):
         self.kind: AnyKind = declared_kind(rollout.get(NG_FAILURE_CLASS_KEY))
         self.is_terminal = bool(rollout.get(NG_TERMINAL_KEY))
         self.is_kept = not rollout.get(NG_NO_PERSIST_KEY)
+        count = rollout.get(NG_FAILURE_COUNT_KEY)
+        self.failure_count = count if isinstance(count, int) else 1
         reason = rollout.get(NG_JUDGE_ERROR_KEY) or "no reason given"
         super().__init__(f"{agent} declared this rollout failed ({self.kind}): {reason}")
 

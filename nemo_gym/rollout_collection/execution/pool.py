@@ -7,7 +7,7 @@ worker is: it reaches workers through links (`link.py`).
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -136,7 +136,18 @@ class WorkerPool:
             for origin, limit in state.limits.items():
                 limits[origin] = limits.get(origin, 0) + limit
         retries = self._retries_of_dead + sum(state.retries for state in states)
-        return ExecutorState(self.in_flight(), retries, waiting[:SHOWN_OLDEST], limits)
+        return ExecutorState(
+            self.in_flight(),
+            retries,
+            waiting[:SHOWN_OLDEST],
+            limits,
+            endpoints=[report for state in states for report in state.endpoints],
+            refused=sum(state.refused for state in states),
+            refusal=next((state.refusal for state in states if state.refusal), ""),
+        )
+
+    def take_waits(self, waits: Mapping[str, float]) -> None:
+        """Nothing to do: the workers request them themselves."""
 
     async def _keep_filled(self, slot: _Slot) -> None:
         """Run workers in a slot, one after another, until there is nothing left to play."""

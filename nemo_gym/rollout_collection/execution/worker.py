@@ -12,6 +12,7 @@ from functools import partial
 from nemo_gym.activity import EndpointLimits
 from nemo_gym.client import ServerClient
 from nemo_gym.config import config_from_bytes
+from nemo_gym.endpoint_health import RunEndpoints
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.failures import FailureKind
 from nemo_gym.http.transport_choice import enable_plain_client
@@ -30,6 +31,7 @@ from nemo_gym.rollout_collection.execution.link import (
     Stop,
 )
 from nemo_gym.rollout_collection.outcome import Failure, Outcome
+from nemo_gym.rollout_collection.recording.waiting import ServedReports
 from nemo_gym.servers.watchdog import BlockedLoop, watching
 
 
@@ -61,6 +63,10 @@ class WorkerSetup:
     call_timeout_s: float
     adaptive_ceiling: int
     """Maximum number of concurrent calls to one endpoint; 0 if concurrency is not adaptive."""
+    run: str
+    """Identifies the run to servers in other processes."""
+    process_urls: tuple[str, ...] = ()
+    """The addresses of these servers."""
     policy: WorkerPolicy = WorkerPolicy()
 
 
@@ -75,17 +81,18 @@ async def serve(driver: DriverLink, setup: WorkerSetup, end_worker: EndWorker) -
             limits = EndpointLimits(setup.adaptive_ceiling) if setup.adaptive_ceiling else None
             secrets = config_from_bytes(setup.config).secrets
             timeout_s = setup.rollout_policy.rollout_timeout_s
-            attempt = Attempt(client, setup.call_timeout_s, timeout_s, limits, secrets)
+            backoff_s, endpoints = setup.rollout_policy.retry.base_delay_s, RunEndpoints(setup.run)
+            attempt = Attempt(client, setup.call_timeout_s, timeout_s, limits, secrets, endpoints, backoff_s)
             collect_garbage_less()
             dispatch = partial(Dispatcher, attempt, attempt.activity, setup.rollout_policy)
-            worker = Worker(driver, setup.policy)
+            worker = Worker(driver, setup.policy, ServedReports(setup.process_urls, setup.run))
 
             def check_deadline(blocked: BlockedLoop) -> None:
                 if failure := worker.overdue(blocked):
                     end_worker(failure)
 
             with watching(check_deadline):
-                await worker.work(dispatch, limits)
+                await worker.work(dispatch, limits, endpoints)
     except NeMoGymError as error:
         driver.send(StartFailed(f"{type(error).__name__}: {error}"))
 
@@ -93,28 +100,36 @@ async def serve(driver: DriverLink, setup: WorkerSetup, end_worker: EndWorker) -
 class Worker:
     """Plays what the pool sends."""
 
-    def __init__(self, driver: DriverLink, policy: WorkerPolicy) -> None:
+    def __init__(self, driver: DriverLink, policy: WorkerPolicy, served: ServedReports | None = None) -> None:
         self._driver = driver
         self._policy = policy
         self._dispatcher: Dispatcher | None = None
+        self._served = served
+        """What servers in other processes report."""
         self._outcomes: list[Outcome] = []
         self._is_broken = False
         """Whether outcomes are no longer sent: to the pool, this worker dies with all that it plays."""
         self._flush_at: asyncio.TimerHandle | None = None
 
     async def work(
-        self, new_dispatcher: Callable[[RecordOutcome], Dispatcher], limits: EndpointLimits | None = None
+        self,
+        new_dispatcher: Callable[[RecordOutcome], Dispatcher],
+        limits: EndpointLimits | None = None,
+        endpoints: RunEndpoints | None = None,
     ) -> None:
         self._dispatcher = dispatcher = new_dispatcher(self._finished)
         self._driver.send(Ready())
-        reporting = asyncio.create_task(self._report(dispatcher, limits))
+        reporting = [asyncio.create_task(self._report(dispatcher, limits, endpoints))]
+        if self._served is not None and self._served.urls:
+            reporting.append(asyncio.create_task(self._take_waits(dispatcher, self._served)))
         try:
             await self._obey(dispatcher)
         except asyncio.CancelledError:  # by the code of an environment: other rollouts are not to blame
             self._is_broken = True
             raise
         finally:
-            reporting.cancel()
+            for task in reporting:
+                task.cancel()
             dispatcher.abandon_all()
             self._flush()
 
@@ -158,10 +173,18 @@ class Worker:
             self._driver.send(Finished(self._outcomes))
             self._outcomes = []
 
-    async def _report(self, dispatcher: Dispatcher, limits: EndpointLimits | None) -> None:
+    async def _report(
+        self, dispatcher: Dispatcher, limits: EndpointLimits | None, endpoints: RunEndpoints | None
+    ) -> None:
         while True:
             await asyncio.sleep(self._policy.report_s)
-            self._driver.send(Report(dispatcher.state(limits)))
+            self._driver.send(Report(dispatcher.state(limits, endpoints)))
+
+    async def _take_waits(self, dispatcher: Dispatcher, served: ServedReports) -> None:
+        while True:
+            await asyncio.sleep(self._policy.report_s)
+            await served.ask()
+            dispatcher.take_waits(served.waits)
 
 
 @asynccontextmanager

@@ -34,6 +34,9 @@ class Recorder:
         self.ledger = ledger
         self.error: NeMoGymError | None = None
         self.is_over_budget = False
+        self.ignores_failures = False
+        """Set when the run ends for a reason that no rollout is to blame for: those in flight remain to be
+        played."""
         self.end_run: Callable[[], None] = lambda: None
         """Called when no more outcomes can or need to be recorded."""
         self.in_flight: Callable[[], int] = lambda: 0
@@ -57,6 +60,8 @@ class Recorder:
     def record(self, outcome: Outcome) -> None:
         if self.error is not None:
             return  # it cannot be written, so it counts as not run
+        if self.ignores_failures and isinstance(outcome, Failure):
+            return
         try:
             self._write(outcome)
             self.ledger.take(outcome)

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from nemo_gym.codec import decode_json
+from nemo_gym.endpoint_health import EndpointReport
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http import fetch_text, request
 from nemo_gym.path_utils import status_path_for
@@ -57,28 +58,37 @@ def _merged(own: dict[str, Any], reported: list[dict[str, Any]]) -> str:
     return ", ".join([*(steps[:1] or [own["waits_for"]]), *errors[:1]])
 
 
-class ServedLimits:
-    """Concurrent calls allowed per endpoint in servers of other processes, as last reported."""
+class ServedReports:
+    """What servers in other processes report about a run, requested every second."""
 
-    def __init__(self, server_urls: Iterable[str], timeout_s: float = 1.0) -> None:
-        """`timeout_s` is the time for a server to report its limits, which are requested every second."""
-        self._urls = list(server_urls)
+    def __init__(self, server_urls: Iterable[str], run: str, timeout_s: float = 1.0) -> None:
+        """`timeout_s` is the time for a server to report."""
+        self.urls = list(server_urls)
+        self._run = run
         self._timeout_s = timeout_s
-        self.latest: dict[str, int] = {}
-        """By endpoint, summed over all servers that responded."""
+        self.limits: dict[str, int] = {}
+        """Concurrent calls allowed per endpoint, summed over all servers that responded."""
+        self.endpoints: list[EndpointReport] = []
+        self.waits: dict[str, float] = {}
+        """How long the calls of each rollout have waited for endpoints; by the key of its activity."""
 
     async def ask(self) -> None:
-        latest: Counter[str] = Counter()
-        for limits in await asyncio.gather(*(_limits(url, self._timeout_s) for url in self._urls)):
-            latest.update(limits)
-        self.latest = dict(latest)
+        reports = await asyncio.gather(*(self._ask(url) for url in self.urls))
+        limits: Counter[str] = Counter()
+        waits: dict[str, float] = {}
+        for report in reports:
+            limits.update(report.get("limits", {}))
+            for key, waited_s in report.get("waits", {}).items():
+                waits[key] = waits.get(key, 0.0) + waited_s
+        self.limits, self.waits = dict(limits), waits
+        self.endpoints = [EndpointReport(**one) for report in reports for one in report.get("endpoints", ())]
 
-
-async def _limits(url: str, timeout_s: float) -> dict[str, int]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            content = await (await request("GET", url + ACTIVITY_PATH)).json()
-    except (aiohttp.ClientError, OSError, ValueError):
-        return {}
-    limits: dict[str, int] = content.get("limits", {}) if isinstance(content, dict) else {}
-    return limits
+    async def _ask(self, url: str) -> dict[str, Any]:
+        """The report of one server; empty if it does not respond."""
+        sent = {"run": self._run, "waits": self.waits}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                content = await (await request("POST", url + ACTIVITY_PATH, json=sent)).json()
+        except (aiohttp.ClientError, OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}

@@ -19,7 +19,7 @@ from nemo_gym.http import (
     send_with_retries,
 )
 from nemo_gym.http.call import Call, parse_call
-from nemo_gym.http.retries import Clock
+from nemo_gym.http.tries import Clock
 from tests.gym.http.raw_server import raw_response, serving
 from tests.support.commands import free_port
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from nemo_gym.rollout_collection.recording.waiting import ServedLimits, with_server_activities
+from nemo_gym.rollout_collection.recording.waiting import ServedReports, with_server_activities
 from tests.support.commands import free_port
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -42,11 +42,11 @@ def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
             serving(responding_with('{"detail": "Not Found"}')) as old,
             serving(no_response) as silent,
         ):
-            limits = ServedLimits(
-                [one, silent, strange, f"http://127.0.0.1:{free_port()}", old, other], timeout_s=3.0
+            limits = ServedReports(
+                [one, silent, strange, f"http://127.0.0.1:{free_port()}", old, other], "run", timeout_s=3.0
             )
             await limits.ask()
-            return limits.latest
+            return limits.limits
 
     assert asyncio.run(run()) == {"host:1": 24, "host:2": 3}
 
@@ -54,12 +54,12 @@ def test_limits_are_summed_over_the_servers_that_respond_in_time() -> None:
 def test_limits_of_a_stopped_server_are_removed() -> None:
     async def run() -> None:
         async with serving(responding_with('{"limits": {"host:1": 16}}')) as url:
-            limits = ServedLimits([url], timeout_s=30)
-            assert limits.latest == {}
+            limits = ServedReports([url], "run", timeout_s=30)
+            assert limits.limits == {}
             await limits.ask()
-            assert limits.latest == {"host:1": 16}
+            assert limits.limits == {"host:1": 16}
         await limits.ask()
-        assert limits.latest == {}
+        assert limits.limits == {}
 
     asyncio.run(run())
 
