@@ -256,7 +256,7 @@ def set_aside(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             continue
-        if path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             path.unlink()
             continue
         target = _free_name(path, "bak")

@@ -29,7 +29,7 @@ from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
 from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
-from nemo_gym.rollout_collection.recording.manifest import Manifest
+from nemo_gym.rollout_collection.recording.manifest import OUTPUT_STATE, Manifest, output_state
 from nemo_gym.rollout_collection.recording.output_lock import OutputLock, exclusive
 from nemo_gym.rollout_collection.recording.recorder import Recorder
 from nemo_gym.rollout_collection.recording.rollouts import Rollouts
@@ -225,7 +225,8 @@ class Collection:
         if recorder.is_over_budget:
             stopped_by = f"more failures than max_failure_rate={self._config.max_failure_rate:g} allows"
         state = "complete" if ledger.is_complete else "incomplete"
-        prepared.manifest.save(state=state, ledger=ledger.as_data())
+        entries = {OUTPUT_STATE: output_state(self._output)}
+        prepared.manifest.save(state=state, ledger=ledger.as_data(), **entries)
         rollouts = Rollouts(self._output, prepared.found.index.sorted_offsets())
         return Collected(
             rollouts, prepared.found.index.keys, ledger, self._output, stopped_by, self._limits.reached

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from nemo_gym.config.hints import listed
-from nemo_gym.errors import ChangedInputsError, ConfigError
-from nemo_gym.journal import Recovery, new_file, read_lines, set_aside
+from nemo_gym.errors import ChangedInputsError, ConfigError, InputError, JournalError
+from nemo_gym.journal import Recovery, line_numbers, new_file, read_lines, set_aside
 from nemo_gym.metrics.copied_numbers import count_copied
 from nemo_gym.path_utils import failures_path_for, files_of_run, manifest_path_for
-from nemo_gym.records import Key, parsed, unpacked
+from nemo_gym.records import BadLines, Key, parsed, unpacked
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.planning.belonging import Stray, strays
 from nemo_gym.rollout_collection.planning.materialize import (
     INPUT_DIGEST,
     RECIPE_DIGEST,
+    Materialized,
     find_input,
     materialize,
     recipe_of,
@@ -30,10 +32,27 @@ from nemo_gym.rollout_collection.planning.remaining import (
     remaining_work,
     whole_plan,
 )
-from nemo_gym.rollout_collection.recording.manifest import Manifest, differences, flattened
+from nemo_gym.rollout_collection.recording.manifest import (
+    ACCEPTED,
+    OUTPUT_STATE,
+    Manifest,
+    differences,
+    flattened,
+    output_state,
+)
 from nemo_gym.rollout_collection.recording.output_lock import OutputLock
-from nemo_gym.rollout_collection.recording.recovery import forget_failures, recover_failures
-from nemo_gym.rollout_collection.recording.scan import Found, recover_output
+from nemo_gym.rollout_collection.recording.recovery import (
+    PastFailures,
+    forget_failures,
+    read_failures,
+    recover_failures,
+)
+from nemo_gym.rollout_collection.recording.scan import (
+    Found,
+    find_rollouts,
+    recover_output,
+    scan_whole,
+)
 from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import counted
 
@@ -97,13 +116,11 @@ def _cannot_write(output: Path, reason: str) -> ConfigError:
 
 
 def missing_to_resume(config: RolloutCollectionConfig) -> list[str]:
-    """The files of an earlier run that are needed to resume it and do not exist, or record nothing."""
+    """The missing or empty files of an earlier run if it recorded nothing; empty if it can be resumed."""
     plan, output = config.materialized_jsonl_fpath, Path(config.output_jsonl_fpath)
-    has_outcomes = output.exists() and any(map(_has_content, (output, failures_path_for(output))))
-    return [
-        *([] if plan.exists() else [str(plan)]),
-        *([] if has_outcomes else [str(output)]),
-    ]
+    if output.exists() and any(map(_has_content, (output, failures_path_for(output)))):
+        return []
+    return [*([] if plan.exists() else [str(plan)]), str(output)]
 
 
 def _has_content(path: Path) -> bool:
@@ -161,49 +178,80 @@ class _Resumption:
     policy: CollectionPolicy
     note: Note
     lock: OutputLock
+    accepted: int = 0
+    """Rollouts in the output that do not belong to the plan, and that the user has accepted."""
 
     def __post_init__(self) -> None:
         self.output = Path(self.config.output_jsonl_fpath)
         self.materialized = self.config.materialized_jsonl_fpath
 
     def prepare(self) -> Prepared:
-        earlier = Manifest.load(manifest_path_for(self.output))
-        manifest = Manifest.new(
-            manifest_path_for(self.output), self.config.model_dump(), self.servers.values
-        ).resumed(earlier)
+        path = manifest_path_for(self.output)
+        earlier = Manifest.load(path)
+        manifest = Manifest.new(path, self.config.model_dump(), self.servers.values).resumed(earlier)
         changed = earlier.changed_servers(self.servers.values) if earlier is not None else []
-        manifest.data["materialized_inputs"] = self._checked_inputs(earlier, changed)
-        found = self._recovered_output()
-        failures = failures_path_for(self.output)
-        past, recovery = recover_failures(failures)
-        self._report_repair(failures, recovery)
+        self.accepted = earlier.num_accepted() if earlier is not None else 0
+        found = scan_whole(self.output)
+        # A repair changes files, so everything that can be refused comes before it.
+        readable = found if found is not None else find_rollouts(self.output, BadLines(are_skipped=True))
+        manifest.data["materialized_inputs"] = self._checked_inputs(earlier, changed, readable)
+        past = read_failures(failures_path_for(self.output))
         past.worker_deaths = manifest.worker_deaths()
-        work = remaining_work(self.materialized, found.index.keys, past, self.policy.max_rollout_attempts)
+        work = self._work(readable, past)
         self.servers.check_agents(work.to_run_by_agent)
+        if earlier is None:
+            self._set_aside_manifest(path)
+        _, recovery = recover_failures(failures_path_for(self.output))
+        self._report_repair(failures_path_for(self.output), recovery)
+        if found is None:
+            found = self._recovered_output()
+            work = self._work(found, past)
         count_copied(found.columns, planned_rows(self.materialized))
+        manifest.data[ACCEPTED] = max(self.accepted, work.not_planned)
         self._describe(work)
         return Prepared(work, manifest, True, found)
 
-    def _checked_inputs(self, earlier: Manifest | None, changed: list[str]) -> Any:
+    def _work(self, found: Found, past: PastFailures) -> RemainingWork:
+        return remaining_work(self.materialized, found.index.keys, past, self.policy.max_rollout_attempts)
+
+    def _set_aside_manifest(self, path: Path) -> None:
+        """Keep a file that has the name of the manifest but cannot be used as one."""
+        if not os.path.lexists(path):
+            return
+        names = ", ".join(kept.name for kept in set_aside([path]))
+        renamed = f"; it was renamed to {names}" if names else ""
+        self.note(f"{path} is not a manifest, so changes of settings are not noticed{renamed}")
+
+    def _checked_inputs(self, earlier: Manifest | None, changed: list[str], found: Found) -> Any:
         """The plan of this run; refuses one that differs from that of the earlier run."""
         inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
         recipe = recipe_of(self.config, self.policy.roots)
+        digest = _digest(self.materialized) if self.materialized.is_file() else None
+        is_as_made = inputs is not None and inputs["sha256"] == digest
+        least = inputs["rollouts"] if inputs is not None else 0
+        broken = None if is_as_made else broken_plan(self.materialized, least)
+        foreign: list[Stray] = []
+        # After a kill, or a change by another program, every rollout is compared with the plan.
+        is_as_left = earlier is not None and earlier.data.get(OUTPUT_STATE) == output_state(self.output)
+        if broken is None and not (is_as_made and is_as_left):
+            foreign = strays(self.output, found.index, self.materialized)
+        if not is_as_made and len(foreign) > self.accepted:
+            broken = "does not have all recorded rollouts"
+        if broken is not None:
+            return self._planned_again(broken, recipe, changed, found)
+        self._refuse_strays(foreign)
         if find_input(self.config, self.policy.roots) is None:
             self.note(check_without_input(self.config, recipe, earlier))
             self._refuse(changed)
             return inputs
         # The manifest of a run that was killed while it changed to a larger plan still has the old plan.
-        made = (recipe, _digest(self.materialized))
-        if isinstance(inputs, dict) and (inputs.get("recipe"), inputs.get("sha256")) == made:
+        made = (recipe, digest)
+        if inputs is not None and (inputs["recipe"], inputs["sha256"]) == made:
             self._refuse(changed)
             return inputs
-        candidate = self.materialized.with_name(f".{self.materialized.name}.candidate.tmp")
+        candidate = self._candidate()
         try:
-            with new_file(candidate) as file:
-                plan = materialize(self.config, self.policy.roots, file.write, self.servers.agents)
-                self.servers.check_agents(plan.by_agent)
-                for warning in plan.warnings():
-                    self.note(warning)
+            plan = self._materialize(candidate)
             if plan.digest == made[1]:
                 self._refuse(changed)
                 return plan.as_data(recipe)
@@ -216,6 +264,54 @@ class _Resumption:
             return inputs
         finally:
             candidate.unlink(missing_ok=True)
+
+    def _candidate(self) -> Path:
+        return self.materialized.with_name(f".{self.materialized.name}.candidate.tmp")
+
+    def _materialize(self, candidate: Path) -> Materialized:
+        with new_file(candidate) as file:
+            plan = materialize(self.config, self.policy.roots, file.write, self.servers.agents)
+            self.servers.check_agents(plan.by_agent)
+            for warning in plan.warnings():
+                self.note(warning)
+        return plan
+
+    def _planned_again(
+        self, broken: str, recipe: dict[str, Any], changed: list[str], found: Found
+    ) -> dict[str, Any]:
+        """A new plan in place of one that is lost; refused if the recorded rollouts do not belong to it."""
+        if find_input(self.config, self.policy.roots) is None:
+            raise InputError(
+                f"{self.materialized} {broken}, and {self.config.input_jsonl_fpath}, which is needed to plan "
+                "again, was not found; put either file back"
+            )
+        candidate = self._candidate()
+        try:
+            plan = self._materialize(candidate)
+            self._refuse(changed)
+            self._refuse_strays(strays(self.output, found.index, candidate))
+            set_aside([self.materialized])
+            candidate.replace(self.materialized)
+        finally:
+            candidate.unlink(missing_ok=True)
+        self.note(f"{self.materialized} {broken}: planned again from {self.config.input_jsonl_fpath}")
+        return plan.as_data(recipe)
+
+    def _refuse_strays(self, found: list[Stray]) -> None:
+        """Refuse rollouts that do not belong to the plan, unless the user accepts them or has done so."""
+        if len(found) <= self.accepted:
+            return
+        numbers = line_numbers(self.output, [stray.offset for stray in found[:_SHOWN]])
+        lines = [f"line {numbers[stray.offset]}: {stray.reason}" for stray in found[:_SHOWN]]
+        text = listed(lines) + _and_more(len(found))
+        what = f"{self.output} has {counted(len(found), 'rollout')} that this run did not plan"
+        if not self.config.allow_changed_inputs:
+            raise ChangedInputsError(
+                f"{what}:{text}\nNo file was changed. Put the output of this run back, choose another "
+                "+output_jsonl_fpath=, or keep these rollouts with +allow_changed_inputs=true"
+            )
+        self.accepted = len(found)
+        self.note(f"{what}; they are kept:{text}")
 
     def _keep_played_rows(self, candidate: Path) -> str:
         """Rollouts in the output keep the inputs that they were played with; returns the new plan's digest.
@@ -280,6 +376,22 @@ class _Resumption:
             self.note(f"… and {len(recovery.set_aside) - _SHOWN} more such lines")
 
 
+def broken_plan(path: Path, least: int) -> str | None:
+    """Why the plan of an earlier run, of at least so many rollouts, cannot be used; None if it can."""
+    if not path.is_file():
+        return "was not found" if not os.path.lexists(path) else "is not a file"
+    number = 0
+    try:
+        for line in read_lines(path):
+            packed_key_of(line.data, path)
+            number = line.number
+            if not line.is_ended or not isinstance(parsed(line.data), dict):
+                return f"is incomplete at line {number}"
+    except (OSError, ValueError, RecursionError, JournalError):
+        return f"cannot be read from line {number + 1} on"
+    return f"has only {number} of {least} lines" if number < least else None
+
+
 def check_without_input(
     config: RolloutCollectionConfig, recipe: dict[str, Any], earlier: Manifest | None
 ) -> str:
@@ -331,8 +443,11 @@ def fewer_rollouts(missing: int) -> str:
 
 
 def _listed(changed: list[str]) -> str:
-    more = f"\n  … and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return listed(changed[:_SHOWN]) + more
+    return listed(changed[:_SHOWN]) + _and_more(len(changed))
+
+
+def _and_more(number: int) -> str:
+    return f"\n  … and {number - _SHOWN} more" if number > _SHOWN else ""
 
 
 def _row_differences(before: bytes, now: bytes) -> list[str]:

@@ -7,7 +7,7 @@ from nemo_gym.journal import read_lines
 from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.records import packed
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
-from nemo_gym.rollout_collection.planning.prepare import fewer_rollouts, missing_to_resume
+from nemo_gym.rollout_collection.planning.prepare import broken_plan, fewer_rollouts, missing_to_resume
 from nemo_gym.rollout_collection.planning.remaining import WorkCount, packed_key_of
 from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.recording.recovery import read_failures, read_keyed
@@ -34,7 +34,9 @@ class ResumePreview:
         output, plan = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
         done = {packed(key) for key, _ in read_keyed(output)}
         work = WorkCount(plan, done, read_failures(failures_path_for(output)), max_attempts)
-        rows = {packed_key_of(line.data, plan): hash(line.data) for line in read_lines(plan)}
+        is_broken = broken_plan(plan, 0) is not None  # then a run plans again
+        lines = () if is_broken else read_lines(plan)
+        rows = {packed_key_of(line.data, plan): hash(line.data) for line in lines}
         return cls(Manifest.load(manifest_path_for(output)), work, plan, rows)
 
     def take(self, line: bytes) -> None:

@@ -25,8 +25,22 @@ _ENDPOINTS = {"max_concurrent_requests"}
 
 WORKER_DEATHS = "worker_deaths"
 """The key of the rollouts whose workers died, each with the number of deaths."""
+_MOST_BYTES = 64 << 20
+"""The size of a file that can be a manifest: each agent and each setting takes less than 1 KB."""
+_DEEPEST = 50
+_MOST_ROLLOUTS = 1 << 62
+ACCEPTED = "accepted_rollouts"
+"""The key of the number of rollouts that the user has accepted although the plan does not have them."""
+OUTPUT_STATE = "output"
+"""The key of the state of the output at the end of the run."""
 METRICS_WRITTEN = "aggregate_metrics"
 """The key of the fingerprint that says whether the metrics file is up to date."""
+
+
+def output_state(output: Path) -> str:
+    """A text that changes when another program writes to the output or replaces it."""
+    about = output.stat()
+    return f"size:{about.st_size} mtime_ns:{about.st_mtime_ns} inode:{about.st_ino}"
 
 
 def server_settings(values: Mapping[str, Any], *, with_endpoints: bool = False) -> dict[str, Any]:
@@ -53,6 +67,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "started_at": str,
+    "servers": dict,
+    ACCEPTED: int,
+    METRICS_WRITTEN: (str, type(None)),
+    WORKER_DEATHS: dict,
+}
 _MISSING = object()
 _LONGEST = 80
 _KEY = re.compile(r"\d{1,9}:\d{1,9}")
@@ -90,12 +111,19 @@ class Manifest:
 
     @classmethod
     def load(cls, path: Path) -> "Manifest | None":
-        """The manifest of an earlier run; None if it does not exist or cannot be read."""
+        """The manifest of an earlier run; None if it does not exist or cannot be used.
+
+        Entries of the wrong type are left out: users may have edited the file.
+        """
         try:
+            if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+                return None
             data = decode_json(path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
-        return cls(path, data) if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not _is_shallow(data, _DEEPEST):
+            return None
+        return cls(path, {key: value for key, value in data.items() if _is_right(key, value)})
 
     @classmethod
     def new(cls, path: Path, collection: dict[str, Any], values: Mapping[str, Any]) -> "Manifest":
@@ -112,12 +140,10 @@ class Manifest:
 
     def resumed(self, earlier: "Manifest | None") -> "Manifest":
         """The same, for a run that continues an earlier one."""
-        if earlier is not None:
-            self.data["started_at"] = earlier.data.get("started_at", self.data["started_at"])
-            self.data["resumed_at"] = [*(earlier.data.get("resumed_at") or []), _now()]
-            self.data[METRICS_WRITTEN] = earlier.data.get(METRICS_WRITTEN)
-            if WORKER_DEATHS in earlier.data:
-                self.data[WORKER_DEATHS] = earlier.data[WORKER_DEATHS]
+        before = earlier.data if earlier is not None else {}
+        kept = ("started_at", METRICS_WRITTEN, WORKER_DEATHS)
+        self.data |= {key: before[key] for key in kept if key in before}
+        self.data["resumed_at"] = [*before.get("resumed_at", ()), _now()]
         return self
 
     def changed_servers(self, values: Mapping[str, Any]) -> list[str]:
@@ -133,6 +159,11 @@ class Manifest:
         inputs = self.data.get("materialized_inputs")
         by_agent = inputs.get("by_agent") if isinstance(inputs, dict) else None
         return dict(by_agent) if isinstance(by_agent, dict) else {}
+
+    def num_accepted(self) -> int:
+        """Rollouts in the output that do not belong to the plan, which the user has accepted."""
+        number: int = self.data.get(ACCEPTED, 0)
+        return number
 
     def worker_deaths(self) -> dict[int, int]:
         """The packed keys of rollouts whose workers died, with the deaths in all runs."""
@@ -152,6 +183,37 @@ class Manifest:
     def save(self, **entries: Any) -> None:
         self.data |= entries
         write_whole(self.path, [_json_text(self.data).encode("utf-8", "replace"), b"\n"])
+
+
+def _is_right(key: str, value: Any) -> bool:
+    """Whether an entry has the type that this program writes."""
+    if key == "materialized_inputs":
+        return isinstance(value, dict) and _are_inputs(value)
+    if key == "resumed_at":
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, _TYPES.get(key, object)) and not isinstance(value, bool)
+
+
+def _are_inputs(inputs: dict[str, Any]) -> bool:
+    by_agent = inputs.get("by_agent")
+    return (
+        isinstance(inputs.get("sha256"), str)
+        and _is_count(inputs.get("rollouts"))
+        and isinstance(by_agent, dict)
+        and all(map(_is_count, by_agent.values()))
+        and sum(by_agent.values()) == inputs["rollouts"]
+        and isinstance(inputs.get("recipe"), dict)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_ROLLOUTS
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return not isinstance(value, list) or (depth > 0 and all(_is_shallow(one, depth - 1) for one in value))
 
 
 def _is_of_endpoint(key: str) -> bool:

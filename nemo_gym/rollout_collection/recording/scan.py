@@ -56,12 +56,18 @@ class Found:
 
 def recover_output(path: Path, *, part_bytes: int = PART_BYTES) -> tuple[Found, Recovery]:
     """Every rollout of an output, which is repaired first if a killed run left it torn."""
-    found, recovery = scan(path, part_bytes=part_bytes), Recovery()
-    if found is None or not found.index.is_unique():
+    found, recovery = scan_whole(path, part_bytes=part_bytes), Recovery()
+    if found is None:
         recovery = repair_output(path)
         found = _read_part(path, 0, path.stat().st_size)
         assert found is not None, "it was repaired"
     return found, recovery
+
+
+def scan_whole(path: Path, *, part_bytes: int = PART_BYTES) -> Found | None:
+    """Every rollout of an output; None if it must be repaired first."""
+    found = scan(path, part_bytes=part_bytes)
+    return found if found is not None and found.index.is_unique() else None
 
 
 def find_rollouts(path: Path, bad_lines: BadLines, *, once: bool = True) -> Found:

@@ -92,7 +92,7 @@ def test_metrics_of_an_environment_are_computed_again(playground: Playground) ->
         assert entry["agent_metrics"]["own"] == value
 
 
-@pytest.mark.parametrize("missing", [{"output"}, {"materialized"}, {"output", "materialized"}])
+@pytest.mark.parametrize("missing", [{"output"}, {"output", "materialized"}])
 def test_without_an_earlier_run_the_missing_file_is_named_and_a_new_run_starts(
     playground: Playground, missing: set[str], capsys: Capture
 ) -> None:
@@ -306,7 +306,7 @@ def test_changed_plan_is_refused_with_the_differences_and_changes_nothing(
 
 
 def refuse(
-    playground: Playground, *expected: str, advice: str = "+allow_changed_inputs=true", **settings: Any
+    playground: Playground, *expected: str, advice: str = "allow_changed_inputs=True", **settings: Any
 ) -> None:
     before = {path.name: path.read_bytes() for path in playground.output.parent.iterdir()}
     playground.played()
