@@ -1,5 +1,6 @@
 """`ng_status`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,9 +13,10 @@ from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import fetch_text
 from nemo_gym.rollout_collection.display.screen import waiting_text
+from nemo_gym.rollout_collection.recording.foreign_data import counts_of, number_of, records_of, text_of
 from nemo_gym.rollout_collection.recording.waiting import running_collections, with_server_activities
 from nemo_gym.servers.head import ServerStatus
-from nemo_gym.terminal import table
+from nemo_gym.terminal import one_line, table
 from nemo_gym.types import HEAD_SERVER_KEY_NAME
 
 
@@ -82,25 +84,35 @@ def status_table(servers: list[ServerStatus]) -> str:
 
 
 def collection_text(status: dict[str, Any]) -> str:
-    """A running collection: its progress and its oldest rollouts."""
-    process = f"process {status['pid']} on {status['host']}"
+    """A running collection: its progress and its oldest rollouts. The status may have any content."""
+    process = f"process {text_of(status, 'pid')} on {text_of(status, 'host')}"
+    where = one_line(f"collection into {text_of(status, 'output')} ({process})")
     if "done" not in status:
-        return f"collection into {status['output']} ({process}): preparing"
-    counts = (
-        f"{status['done']}/{status['total']} done, {status['failed']} failed, {status['in_flight']} in flight"
-    )
-    lines = [f"collection into {status['output']} ({process}): {counts}, {status['per_minute']:.0f}/min"]
-    if status.get("waiting"):
-        lines.append(f"waiting: {waiting_text(status['waiting'])}")
-    if status.get("limits"):
+        return f"{where}: preparing"
+    counts = f"{text_of(status, 'done')}/{text_of(status, 'total')} done, {text_of(status, 'failed')} failed"
+    rate = f"{text_of(status, 'in_flight')} in flight, {_rounded(status, 'per_minute')}/min"
+    lines = [one_line(f"{where}: {counts}, {rate}")]
+    if waiting := counts_of(status, "waiting"):
+        lines.append(f"waiting: {waiting_text(waiting)}")
+    if limits := counts_of(status, "limits"):
         lines.append(
-            "limits: " + ", ".join(f"{origin} {limit}" for origin, limit in status["limits"].items())
+            one_line("limits: " + ", ".join(f"{origin} {limit}" for origin, limit in limits.items()))
         )
     rows = [
-        (one["rollout"], one["agent"], f"{one['seconds']:.0f} s", one["waits_for"])
-        for one in status["oldest"]
+        (
+            text_of(one, "rollout"),
+            text_of(one, "agent"),
+            f"{_rounded(one, 'seconds')} s",
+            text_of(one, "waits_for"),
+        )
+        for one in records_of(status, "oldest")
     ]
     return "\n".join([*lines, table(("rollout", "agent", "age", "waiting for"), rows)] if rows else lines)
+
+
+def _rounded(data: Mapping[str, Any], key: str) -> str:
+    number = number_of(data, key)
+    return "?" if number is None else f"{number:.0f}"
 
 
 COMMAND = Command(

@@ -17,6 +17,7 @@ from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.journal import new_temporary
 from nemo_gym.path_utils import status_path_for
 from nemo_gym.rollout_collection.recording import file_lock
+from nemo_gym.rollout_collection.recording.foreign_data import tamed
 
 _LOOKS = 10
 """Times, 20 ms apart, to read a file that is just being written."""
@@ -105,7 +106,7 @@ def _content(descriptor: int) -> dict[str, Any] | None:
     for _ in range(_LOOKS):
         try:
             content = decode_json(os.pread(descriptor, _MOST_BYTES, 0))
-            return content if isinstance(content, dict) else None
+            return tamed(content) if isinstance(content, dict) else None
         except (OSError, RecursionError):
             return None
         except ValueError:

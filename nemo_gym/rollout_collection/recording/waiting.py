@@ -3,16 +3,25 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from pydantic import TypeAdapter, ValidationError
 
 from nemo_gym.codec import decode_json
 from nemo_gym.endpoint_health import EndpointReport
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http import fetch_text, request
 from nemo_gym.path_utils import status_path_for
+from nemo_gym.rollout_collection.recording.foreign_data import (
+    counts_of,
+    numbers_of,
+    records_of,
+    tamed,
+    text_of,
+)
 from nemo_gym.rollout_collection.recording.status_file import read_status
 from nemo_gym.types import ACTIVITY_PATH
 
@@ -35,9 +44,10 @@ def with_server_activities(status: dict[str, Any], server_urls: Iterable[str]) -
     reported: dict[str, list[dict[str, Any]]] = {}
     for url in server_urls:
         for activity in _activities(url):
-            reported.setdefault(activity["rollout"], []).append(activity)
+            reported.setdefault(text_of(activity, "rollout"), []).append(activity)
     oldest = [
-        {**one, "waits_for": _merged(one, reported.get(one["rollout"], []))} for one in status["oldest"]
+        {**one, "waits_for": _merged(one, reported.get(text_of(one, "rollout"), []))}
+        for one in records_of(status, "oldest")
     ]
     return {**status, "oldest": oldest}
 
@@ -45,17 +55,29 @@ def with_server_activities(status: dict[str, Any], server_urls: Iterable[str]) -
 def _activities(url: str) -> list[dict[str, Any]]:
     try:
         content = decode_json(fetch_text(url + ACTIVITY_PATH, timeout_s=_ASK_S))
-    except (NeMoGymError, ValueError):
+    except (NeMoGymError, ValueError, RecursionError):
         return []
-    rollouts: list[dict[str, Any]] = content.get("rollouts", []) if isinstance(content, dict) else []
-    return rollouts
+    return records_of(tamed(content), "rollouts")
 
 
 def _merged(own: dict[str, Any], reported: list[dict[str, Any]]) -> str:
     """What the agent waits for, with the error of a server that it calls."""
-    steps = [one["waits_for"] for one in reported if one.get("waits_for")]
-    errors = [one["error"] for one in reported if one.get("error")]
-    return ", ".join([*(steps[:1] or [own["waits_for"]]), *errors[:1]])
+    steps = [str(one["waits_for"]) for one in reported if one.get("waits_for")]
+    errors = [str(one["error"]) for one in reported if one.get("error")]
+    return ", ".join([*(steps[:1] or [text_of(own, "waits_for")]), *errors[:1]])
+
+
+@cache
+def _endpoints() -> TypeAdapter[EndpointReport]:
+    return TypeAdapter(EndpointReport)
+
+
+def _endpoint(report: dict[str, Any]) -> EndpointReport | None:
+    """One endpoint in the report of a server; None if the server reports something else."""
+    try:
+        return _endpoints().validate_python(report)
+    except ValidationError:
+        return None
 
 
 class ServedReports:
@@ -77,11 +99,16 @@ class ServedReports:
         limits: Counter[str] = Counter()
         waits: dict[str, float] = {}
         for report in reports:
-            limits.update(report.get("limits", {}))
-            for key, waited_s in report.get("waits", {}).items():
+            limits.update(counts_of(report, "limits"))
+            for key, waited_s in numbers_of(report, "waits").items():
                 waits[key] = waits.get(key, 0.0) + waited_s
         self.limits, self.waits = dict(limits), waits
-        self.endpoints = [EndpointReport(**one) for report in reports for one in report.get("endpoints", ())]
+        self.endpoints = [
+            endpoint
+            for report in reports
+            for one in records_of(report, "endpoints")
+            if (endpoint := _endpoint(one)) is not None
+        ]
 
     async def _ask(self, url: str) -> dict[str, Any]:
         """The report of one server; empty if it does not respond."""
@@ -89,6 +116,6 @@ class ServedReports:
         try:
             async with asyncio.timeout(self._timeout_s):
                 content = await (await request("POST", url + ACTIVITY_PATH, json=sent)).json()
-        except (aiohttp.ClientError, OSError, ValueError):
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
