@@ -1,10 +1,13 @@
-"""The output of a server process as lines without secrets, not even parts of one."""
+"""The output of a child process as lines without secrets, not even parts of one."""
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection
+from typing import IO
 
 from nemo_gym.config import redact
 from nemo_gym.terminal import safe_text
 
+_CHUNK = 65_536
 _LONGEST = 65_536
 """Bytes after which a line is split."""
 _LONGEST_URL = 1_024
@@ -38,3 +41,20 @@ class LogLines:
 
     def _shown(self, line: bytes) -> str:
         return safe_text(redact(line.decode("utf-8", "replace").rstrip(), self._secrets))
+
+
+async def take_lines(output: IO[bytes], secrets: Collection[str], take: Callable[[str], None]) -> None:
+    """Pass on every line from a pipe until its other end is closed; closes it."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), output
+    )
+    lines = LogLines(secrets)
+    try:
+        while data := await reader.read(_CHUNK):
+            for line in lines.feed(data):
+                take(line)
+        for line in lines.end():
+            take(line)
+    finally:
+        transport.close()

@@ -20,13 +20,12 @@ from nemo_gym.codec import decode_json
 from nemo_gym.config import GymConfig, ServerInstance, dump_config
 from nemo_gym.environment_variables import child_environment
 from nemo_gym.errors import ComponentError, PortInUseError, ServerDiedError, ServerNotReadyError
-from nemo_gym.launch.logs import LogLines
+from nemo_gym.launch.logs import take_lines
 from nemo_gym.servers.serve import GRACE_S, listen
 
 LogLine = Callable[[str, str], None]
 """Called with a server's name and one line that it wrote."""
 
-_CHUNK = 65_536
 _PORT_FREED_S = 5.0
 """How long the port of a killed process may stay in use."""
 
@@ -84,7 +83,7 @@ class ServerProcess:
             with listener, status.write, config.read, output.write:
                 self._process = await self._spawn(listener, status.write, config.read, output.write)
             ours.pop_all()
-        self._pump = asyncio.create_task(self._read_lines(output.read))
+        self._pump = asyncio.create_task(take_lines(output.read, self.config.secrets, self._take))
         loop = asyncio.get_running_loop()
         self._lifeline, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, config.write)
         self._lifeline.write(dump_config(self.config) + b"\n")
@@ -205,23 +204,9 @@ class ServerProcess:
         if self._pump is not None:
             self._pump.cancel()
 
-    async def _read_lines(self, output: IO[bytes]) -> None:
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), output
-        )
-        lines = LogLines(self.config.secrets)
-        try:
-            while data := await reader.read(_CHUNK):
-                self._take(lines.feed(data))
-            self._take(lines.end())
-        finally:
-            transport.close()
-
-    def _take(self, lines: list[str]) -> None:
-        for line in lines:
-            self.last_lines.append(line)
-            self.on_line(self.name, line)
+    def _take(self, line: str) -> None:
+        self.last_lines.append(line)
+        self.on_line(self.name, line)
 
 
 def bind(instance: ServerInstance, port: int) -> socket.socket:

@@ -104,7 +104,7 @@ def start_logging(
 
 
 @contextmanager
-def logs_shown() -> Iterator[None]:
+def logs_shown(secrets: Iterable[str]) -> Iterator[None]:
     """Inside the block, log like a command does, unless the caller has configured logging."""
     root = logging.getLogger()
     if root.handlers:
@@ -112,6 +112,7 @@ def logs_shown() -> Iterator[None]:
         return
     handler = LogHandler()
     handler.setLevel(logging.WARNING)
+    handler.hide(secrets)
     root.addHandler(handler)
     try:
         yield

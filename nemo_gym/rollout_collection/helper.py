@@ -13,10 +13,11 @@ from pydantic import BaseModel
 
 from nemo_gym.activity import Activity, current_activity
 from nemo_gym.client import ServerClient
-from nemo_gym.config import component_roots, max_rollout_attempts
+from nemo_gym.config import component_roots, max_rollout_attempts, secret_values
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.journal import read_lines
+from nemo_gym.log_output import logs_shown
 from nemo_gym.metrics import columns_of
 from nemo_gym.path_utils import aggregate_metrics_path_for, failures_path_for
 from nemo_gym.python_terms import errors_in_python, in_python
@@ -74,7 +75,8 @@ class RolloutCollectionHelper(BaseModel):
                 display.note("\n".join(dry_run(config, self._servers_in_sight(), _policy())))
                 return CollectionResult.empty()
             servers = served_by(self.setup_server_client())
-            collected = await Collection(config, servers, display, _policy()).run()
+            with logs_shown(secret_values(servers.values)):
+                collected = await Collection(config, servers, display, _policy()).run()
             display.note("\n".join(report(collected, Screen.of(sys.stderr))))
             return CollectionResult.of(collected)
 

@@ -14,14 +14,19 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from nemo_gym.config import config_from_bytes
 from nemo_gym.environment_variables import child_environment
 from nemo_gym.event_loop import end_forked_process
+from nemo_gym.launch.logs import take_lines
+from nemo_gym.log_output import log_foreign_line
 from nemo_gym.rollout_collection.execution.link import FromWorker, LinkClosedError, ToWorker
 from nemo_gym.rollout_collection.execution.worker import WorkerSetup
 from nemo_gym.rollout_collection.outcome import Failure
 
 _LENGTH_BYTES = 4
 _MOST_LAST_WORDS = 1 << 16
+_LAST_OUTPUT_S = 1.0
+"""Longest wait for the last output of a worker that has ended."""
 _START = "from nemo_gym.rollout_collection.execution.worker_process import main; main()"
 
 
@@ -64,13 +69,19 @@ class ProcessLink:
     """The pool's link to a worker process."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, frames: Frames, lifeline: int, last_words: int
+        self,
+        process: asyncio.subprocess.Process,
+        frames: Frames,
+        lifeline: int,
+        last_words: int,
+        showing_output: "asyncio.Task[None]",
     ) -> None:
         self._process = process
         self._frames = frames
         self._lifeline = lifeline
         self._last_words = last_words
         self._blamed: Failure | None = None
+        self._showing_output = showing_output
 
     def send(self, message: ToWorker) -> None:
         self._frames.send(message)
@@ -89,6 +100,8 @@ class ProcessLink:
     async def close(self) -> str:
         self._frames.close()
         code = await self._process.wait()
+        await asyncio.wait({self._showing_output}, timeout=_LAST_OUTPUT_S)
+        self._showing_output.cancel()  # what the worker has started may keep the pipe open
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -114,35 +127,33 @@ async def start_worker_process(setup: WorkerSetup) -> ProcessLink:
     frames = await Frames.over(ours)
     ended, lifeline = os.pipe()
     last_words, said = os.pipe()
+    output, written = os.pipe()
     try:
-        process = await _spawn(theirs.fileno(), ended, said)
+        process = await _spawn(written, theirs.fileno(), ended, said)
     except BaseException:
         frames.close()
         os.close(lifeline)
         os.close(last_words)
+        os.close(output)
         raise
     finally:
         theirs.close()
         os.close(ended)
         os.close(said)
+        os.close(written)
     frames.send(setup)
-    return ProcessLink(process, frames, lifeline, last_words)
+    secrets = config_from_bytes(setup.config).secrets
+    showing = asyncio.create_task(take_lines(os.fdopen(output, "rb", 0), secrets, log_foreign_line))
+    return ProcessLink(process, frames, lifeline, last_words, showing)
 
 
-async def _spawn(*descriptors: int) -> asyncio.subprocess.Process:
+async def _spawn(output: int, *descriptors: int) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", _START, *map(str, descriptors)),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
+        stdout=output,
+        stderr=output,
         pass_fds=descriptors,
         env=child_environment(),
         start_new_session=True,  # Ctrl-C in the terminal reaches only this process
     )
-
-
-def _has_descriptor(stream: object) -> bool:
-    try:
-        stream.fileno()  # type: ignore[attr-defined]  # a notebook's stream has none
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True

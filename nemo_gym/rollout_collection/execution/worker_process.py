@@ -23,7 +23,6 @@ from nemo_gym.rollout_collection.outcome import Failure
 def main() -> None:
     link, lifeline, last_words = map(int, sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
-    os.dup2(2, 1)  # what environments print
     start_logging(logging.WARNING, with_names=True)
     try:
         run_to_end(_work(socket.socket(fileno=link), lifeline, partial(_end_blaming, last_words)))
