@@ -83,7 +83,8 @@ class LogHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def _write_count(self, line: str) -> None:
-        super().emit(logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": line}))
+        fields = {"name": __package__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": line}
+        super().emit(logging.makeLogRecord(fields))
 
 
 def start_logging(
