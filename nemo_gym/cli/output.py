@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any
 
+from nemo_gym.codec import encode_json
 from nemo_gym.terminal import is_safe, safe_text
 
 
@@ -20,6 +21,12 @@ def complain(text: object) -> None:
 def say_json(data: Any, *, allow_nan: bool = True, flush: bool = False) -> None:
     """Print as JSON, with every character outside of ASCII as an escape."""
     print(json.dumps(data, indent=2, allow_nan=allow_nan).replace("\x7f", "\\u007f"), flush=flush)
+
+
+def json_line(data: Any) -> str:
+    """The data as one line of JSON; in ASCII if it would not be safe to show otherwise."""
+    text = encode_json(data).decode()
+    return text if is_safe(text) else json.dumps(data).replace("\x7f", "\\u007f")
 
 
 def say_yaml(text: str, ascii_text: str) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from nemo_gym.analysis.rollout_lookup import Failures, RolloutFile
 from nemo_gym.analysis.rollout_text import Reader
 from nemo_gym.cli.command import Command
-from nemo_gym.codec import encode_json
+from nemo_gym.cli.output import complain, json_line, say
 from nemo_gym.config import GymConfig
 from nemo_gym.config.roots import expand
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
@@ -63,9 +63,9 @@ def run(config: GymConfig, options: ShowConfig) -> int:
         raise ConfigError(f"ng_show: {' and '.join(selected)} exclude each other; give one of them")
     shown = _Shown(path, options)
     for line in shown.lines() if selected else shown.overview():
-        print(line)
+        say(line)
     for line in shown.file.bad_lines.warning_lines():
-        print(line, file=sys.stderr)
+        complain(line)
     return 0
 
 
@@ -174,7 +174,7 @@ class _Shown:
 
     def _block(self, number: int, record: Record, lines: Iterator[str]) -> Iterator[str]:
         if self._options.json_output:
-            yield encode_json(record).decode()
+            yield json_line(record)
             return
         if number:
             yield ""

@@ -36,6 +36,13 @@ def test_json_is_safe_to_show_and_unchanged(capsys: pytest.CaptureFixture[str]) 
     assert text.replace("\n", "").isprintable()
 
 
+def test_line_of_json_is_safe_to_show_and_unchanged() -> None:
+    text = output.json_line({"hostile": HOSTILE, "plain": "ü"})
+    assert json.loads(text) == {"hostile": HOSTILE, "plain": "ü"}
+    assert text.isprintable()
+    assert output.json_line({"plain": "ü"}) == '{"plain":"ü"}'
+
+
 def test_dumped_configuration_is_safe_to_show_and_unchanged(ng: Ng, tmp_path: Path) -> None:
     (tmp_path / "env.yaml").write_text(yaml.safe_dump({"note": HOSTILE, "plain": "ü"}), encoding="utf-8")
     done = ng("dump_config")
