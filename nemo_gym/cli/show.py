@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -155,9 +155,10 @@ class _Shown:
         if number > self._options.most:
             yield f"\n… {number - self._options.most} more; +most={number} shows all"
 
-    def _rollouts(self, keys: Iterable[Key]) -> Iterator[str]:
-        if not len(self.file):
-            raise InputError(f"{self._path}: has no rollouts")
+    def _rollouts(self, keys: Sequence[Key]) -> Iterator[str]:
+        if not keys:
+            without = " with a reward" if len(self.file) else ""
+            raise InputError(f"{self._path}: has no rollouts{without}; ng show {self._path} says what it has")
         for number, record in enumerate(self.file.rollouts(keys)):
             yield from self._block(number, record, self._reader.rollout(record))
 

@@ -191,6 +191,10 @@ def test_mistakes_are_explained(ng: Ng) -> None:
     ng("show", FILE, "--failed").assert_complains("a_failures.jsonl: not found; there are no failures")
     ng("show", FILE, "1:1", "--worst", "3").assert_complains("key and worst exclude each other")
     ng("show", FILE, "--worst", "0").assert_complains("worst")
+    write(FILE, {**rollout(0), "reward": None})
+    ng("show", FILE, "--best", "1").assert_complains(f"{FILE}: has no rollouts with a reward")
+    write(FILE)
+    ng("show", FILE, "--random", "1").assert_complains(f"{FILE}: has no rollouts; ng show")
 
 
 def test_bad_lines_are_skipped_and_listed(ng: Ng) -> None:
