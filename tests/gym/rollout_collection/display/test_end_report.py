@@ -43,7 +43,7 @@ def test_failures_are_reported_with_their_causes_and_how_to_resume(
     assert "Result: 3 planned = 2 succeeded + 1 failed (1 data) + 0 not run" in stderr
     assert "\n  1 x data: scripted/run 400" in stderr
     assert "\nFailures: out/rollouts_failures.jsonl\n" in stderr
-    assert stderr.endswith("The same command with +resume_from_cache=true runs the missing rollouts.\n")
+    assert stderr.endswith("The same call with resume_from_cache=True runs the missing rollouts.\n")
 
 
 def test_failures_that_have_succeeded_since_are_those_of_earlier_runs(
