@@ -10,13 +10,12 @@ from types import TracebackType
 from typing import Any
 
 from nemo_gym.activity import current_activity
-from nemo_gym.codec import decode_json
 from nemo_gym.config import DEFAULT_HEAD_SERVER_PORT
 from nemo_gym.config.instances import block_of, instance_names
-from nemo_gym.config.plain_data import frozen_dictconfig
 from nemo_gym.config_types import BaseServerConfig, ConfigError
-from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.head_page import config_on_page
 from nemo_gym.http import Call, ClientResponse, ServerUnreachableError, Transport, fetch_text, parse_call
+from nemo_gym.http.access_token import WILDCARDS, find_access_token
 from nemo_gym.http.deadline import Deadline
 from nemo_gym.http.served_server import ServedServer, ServerAddress
 from nemo_gym.session_cookies import current_sessions, session_cookie_name
@@ -110,9 +109,14 @@ class ServerClient:
         global_config_dict: Mapping[str, Any] | None = None,
         *,
         local_servers: Mapping[str, Transport] | None = None,
+        access_token: str | None = None,
     ) -> None:
         self.head_server_config = head_server_config
         self.global_config_dict = global_config_dict if global_config_dict is not None else {}
+        if access_token is None:
+            access_token = self.global_config_dict.get("access_token")
+        self.access_token = access_token or None
+        """For servers that listen beyond their machine."""
         self._local_servers = local_servers if local_servers is not None else {}
         self._served: dict[str, ServedServer] = {}
         self._environments: frozenset[str] | None = None
@@ -124,20 +128,25 @@ class ServerClient:
         return bool(self._local_servers)
 
     @classmethod
-    def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> "ServerClient":
+    def load_from_global_config(
+        cls, head_server_config: BaseServerConfig | None = None, *, access_token: str | None = None
+    ) -> "ServerClient":
         """The client of the servers opened in this context, or of those that a running head server knows."""
         opened = current_client.get()
         if head_server_config is None and opened is not None:
             return opened
         head = head_server_config or cls.load_head_server_config()
         url = f"{base_url(head.host, head.port)}/global_config_dict_yaml"
-        values = _config_on(fetch_text(url))
-        if values is None:
-            raise HeadServerUnreachableError(
-                f"the server at {url} is not a head server; start one with ng_run '+config_paths=[...]', "
-                "or give its address with +head_server.host=… +head_server.port=…"
-            )
-        return cls(head, frozen_dictconfig(values))
+        token = find_access_token(head.host, head.port, access_token or cls._configured_access_token())
+        values = config_on_page(url, fetch_text(url, access_token=token))
+        return cls(head, values, access_token=token or "")  # theirs is masked
+
+    @classmethod
+    def _configured_access_token(cls) -> str | None:
+        from nemo_gym.config.current import maybe_get_global_config_dict
+
+        values: Mapping[str, Any] = maybe_get_global_config_dict() or {}
+        return values.get("access_token")
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:
@@ -175,7 +184,9 @@ class ServerClient:
             return local
         served = self._served.get(server_name)
         if served is None:
-            served = self._served[server_name] = ServedServer(server_name, self._find_address(server_name))
+            served = self._served[server_name] = ServedServer(
+                server_name, self._find_address(server_name), self.access_token
+            )
         return served
 
     def server_of_cookie(self, cookie_name: str) -> str | None:
@@ -205,21 +216,13 @@ class ServerClient:
             raise ConfigError(
                 f"{server_name!r} has no port because it is not being served; start it with ng_run"
             )
-        urls = tuple(base_url(block.get("host", "127.0.0.1"), port) for port in ports)
+        host = block.get("host", "127.0.0.1")
+        head = self.head_server_config
+        if host in WILDCARDS and head is not None and head.host not in WILDCARDS:
+            host = head.host  # the address at which its machine was reached
+        urls = tuple(base_url(host, port) for port in ports)
         return ServerAddress(urls, session_cookie_name(server_name))
 
 
 current_client: ContextVar[ServerClient | None] = ContextVar("current_client", default=None)
 """The client of the servers that are open in the running context."""
-
-
-def _config_on(page: str) -> dict[str, Any] | None:
-    """The configuration on a head server's page: YAML in a JSON string; None if it is another page."""
-    import yaml
-
-    try:
-        text = decode_json(page)
-        values = yaml.safe_load(text) if isinstance(text, str) else None
-    except (ValueError, yaml.YAMLError):
-        return None
-    return values if isinstance(values, dict) else None

@@ -9,6 +9,7 @@ from nemo_gym.errors import ConfigError
 
 _EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
 _MAX_ROLLOUT_ATTEMPTS = "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS"
+ACCESS_TOKEN_VARIABLE = "NEMO_GYM_ACCESS_TOKEN"
 _CACHE_HOME = "XDG_CACHE_HOME"
 _FORCE_FALLBACK = "NEMO_GYM_FORCE_FALLBACK"
 _POLICY_API_KEY = "POLICY_API_KEY"
@@ -30,6 +31,11 @@ def max_rollout_attempts(default: int = 3) -> int:
             f"environment variable {_MAX_ROLLOUT_ATTEMPTS}={text!r}: must be a whole number >= 1"
         )
     return int(text)
+
+
+def access_token() -> str | None:
+    """The token for servers that listen beyond their machine."""
+    return os.environ.get(ACCESS_TOKEN_VARIABLE, "").strip() or None
 
 
 def user_cache_dir() -> Path:

@@ -16,6 +16,8 @@ NeMoGymError
 │   ├── ServerNotReadyError         a server did not start in time
 │   └── ServerDiedError             a server's process ended; exit code 1
 ├── HeadServerUnreachableError      no head server responds at its address; exit code 2
+│   ├── HeadServerRefusedError      it requires an access token, or another name in the Host header
+│   └── NotAHeadServerError         another program listens there
 ├── OutputInUseError                another process writes the same output; exit code 2
 ├── JournalError                    a file of the run cannot be read or written; exit code 1
 │   └── InterferenceError           another program changed a file that the run was writing
@@ -88,6 +90,14 @@ class ServerDiedError(HostingError):
 
 class HeadServerUnreachableError(NeMoGymError):
     exit_code = 2
+
+
+class HeadServerRefusedError(HeadServerUnreachableError):
+    pass
+
+
+class NotAHeadServerError(HeadServerUnreachableError):
+    pass
 
 
 class OutputInUseError(NeMoGymError):

@@ -344,6 +344,9 @@ EXCEPTION_RULES = (
         frozenset({Boundary.CALL, Boundary.SERVER_CODE, Boundary.TRAINER}),
         frozenset({"JudgeError"}),
     ),
+    # Another try would most likely receive the same, up to the limit. Not a broken connection, so that the
+    # clients of endpoints do not send the call again.
+    ExceptionRule(FailureKind.DATA, frozenset(Boundary), frozenset({"ResponseTooLargeError"})),
     # Raised by the HTTP client and the sessions of a server. Anything else that its code raises is data.
     ExceptionRule(
         FailureKind.INFRASTRUCTURE,

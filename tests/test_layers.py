@@ -41,7 +41,7 @@ LAYERS = [
     {"config", "journal"},
     {"records", "log_output"},
     {"metrics", "trackers"},
-    {"global_config", "reward_profile", "prompt"},
+    {"global_config", "reward_profile", "prompt", "head_page"},
     {"client", "local_engine"},
     {"judge"},
     {"servers"},

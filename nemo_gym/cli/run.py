@@ -16,6 +16,7 @@ from nemo_gym.config import GymConfig, assign_ports
 from nemo_gym.errors import ConfigError
 from nemo_gym.launch.fleet import FleetConfig, run_fleet
 from nemo_gym.launch.limits import raise_file_limit
+from nemo_gym.servers.secured import published_access_token, with_access_token
 from nemo_gym.terminal import counted
 
 
@@ -29,10 +30,12 @@ def run(config: GymConfig, options: RunConfig) -> int:
             "the configuration defines no servers to run; give its files with '+config_paths=[…]'"
         )
     raise_file_limit()
-    return asyncio.run(_until_stopped(assign_ports(config), options))
+    config = with_access_token(assign_ports(config))
+    with published_access_token(config) as about_access:
+        return asyncio.run(_until_stopped(config, options, about_access))
 
 
-async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
+async def _until_stopped(config: GymConfig, options: RunConfig, about_access: str | None) -> int:
     """Start all servers, and stop them at a signal or when one of them dies."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -46,6 +49,8 @@ async def _until_stopped(config: GymConfig, options: RunConfig) -> int:
                 head = base_url(config.head_server.host, config.head_server.port)
                 output.say(status_table(fleet.statuses()))
                 output.say(f"All servers are ready; the head server is at {head}. Press Ctrl-C to stop them.")
+                if about_access is not None:
+                    output.say(about_access)
                 await _unless_stopped(fleet.watch(), stop)
             output.say("Stopping the servers …")
     except ExceptionGroup as group:

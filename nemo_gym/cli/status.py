@@ -12,6 +12,7 @@ from nemo_gym.config import GymConfig
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ConfigError, HeadServerUnreachableError
 from nemo_gym.http import fetch_text
+from nemo_gym.http.access_token import find_access_token
 from nemo_gym.rollout_collection.display.screen import waiting_text
 from nemo_gym.rollout_collection.recording.foreign_data import counts_of, number_of, records_of, text_of
 from nemo_gym.rollout_collection.recording.waiting import running_collections, with_server_activities
@@ -30,9 +31,10 @@ class StatusConfig(BaseNeMoGymCLIConfig):
 
 def run(config: GymConfig, options: StatusConfig) -> int:
     head = base_url(config.head_server.host, config.head_server.port)
+    token = find_access_token(config.head_server.host, config.head_server.port, config.settings.access_token)
     collections = running_collections(options.output_jsonl_fpath)
     try:
-        servers = _servers(head)
+        servers = _servers(head, token)
     except HeadServerUnreachableError as error:
         if not collections and options.output_jsonl_fpath is not None:
             raise ConfigError(
@@ -46,7 +48,9 @@ def run(config: GymConfig, options: StatusConfig) -> int:
             return 0
         servers = []
     urls = [server.url for server in servers if server.status == "ready"]
-    collections = [with_server_activities(one, urls) if one.get("served") else one for one in collections]
+    collections = [
+        with_server_activities(one, urls, token) if one.get("served") else one for one in collections
+    ]
     if options.json_output:
         shown = [server.model_dump() for server in servers]
         say_json({"servers": shown, "collections": collections})
@@ -67,8 +71,8 @@ def _nothing_runs(error: HeadServerUnreachableError) -> str:
     )
 
 
-def _servers(head: str) -> list[ServerStatus]:
-    page = fetch_text(f"{head}/server_instances")
+def _servers(head: str, token: str | None) -> list[ServerStatus]:
+    page = fetch_text(f"{head}/server_instances", access_token=token)
     try:
         return TypeAdapter(list[ServerStatus]).validate_json(page)
     except ValidationError as error:

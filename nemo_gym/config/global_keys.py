@@ -31,8 +31,21 @@ class GymSettings(BaseModel, use_attribute_docstrings=True):
     error_on_almost_servers: bool = True
     """Whether a block that looks like a server but is not valid is an error; otherwise it is ignored."""
 
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Further names under which servers are called: values of the Host header that they accept."""
+    access_token: str | None = None
+    """The token that servers on other hosts than loopback require. ng_run makes one if there is none."""
+
     plain_http_client: bool = True
     """Whether calls over HTTP may use the plain HTTP client; without it aiohttp sends all of them."""
+    max_response_mb: float = Field(default=256, gt=0)
+    """Largest body of a response over HTTP, decompressed."""
+    max_response_header_kb: float = Field(default=64, gt=0)
+    """Largest block of headers of a response over HTTP."""
+    max_request_mb: float = Field(default=256, gt=0)
+    """Largest body of a request that a server accepts."""
+    max_aggregate_metrics_mb: float = Field(default=4096, gt=0)
+    """Largest request and response of `/aggregate_metrics`, which has every rollout of a run."""
 
     def head(self) -> BaseServerConfig:
         return BaseServerConfig(host=self.head_server.host, port=self.head_server.port)

@@ -27,6 +27,7 @@ from nemo_gym.http.retry_policy import (
     RetryPolicy,
     retry_after_s,
 )
+from nemo_gym.http.size_limits import ResponseTooLargeError
 from nemo_gym.http.transport import Transport
 from nemo_gym.http.transport_choice import (
     GlobalAIOHTTPAsyncClientConfig,
@@ -53,6 +54,7 @@ __all__ = [
     "EndpointError",
     "GlobalAIOHTTPAsyncClientConfig",
     "Headers",
+    "ResponseTooLargeError",
     "RetryPolicy",
     "ServerCallError",
     "ServerUnreachableError",

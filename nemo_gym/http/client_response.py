@@ -76,7 +76,7 @@ class ClientResponse:
         self._content: _Content | None = None
 
     def __repr__(self) -> str:
-        return f"<ClientResponse [{self.status}] {self.method} {_shown(self.url)}>"
+        return f"<ClientResponse [{self.status}] {self.method} {shown_url(self.url)}>"
 
     @property
     def ok(self) -> bool:
@@ -153,7 +153,7 @@ class ServerCallError(aiohttp.ClientResponseError, NeMoGymError):
         self.names_kind = named is not None
         """Whether the response itself names the kind of the failure."""
         self.kind = named or kind_of_response(self.origin_status, self.response_content, self.boundary)
-        url = URL(_shown(response.url))
+        url = URL(shown_url(response.url))
         info = aiohttp.RequestInfo(url, response.method, CIMultiDictProxy(CIMultiDict()), url)
         text = self.response_content[:2000].decode("utf-8", "replace")
         super().__init__(info, (), status=response.status, message=text, headers=headers)
@@ -230,10 +230,12 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
 
     def __init__(self, response: ClientResponse, error: Exception) -> None:
         body = response._body.decode("utf-8", "replace")
-        call = f"{response.method} {_shown(response.url)}"
+        call = f"{response.method} {shown_url(response.url)}"
         reason = (
             f"{call} responded with {response.status} and a body that is not JSON ({error}): {body[:200]!r}"
         )
+        if 300 <= response.status < 400:
+            reason += f"; it redirects to {shown_url(response.headers.get('Location', 'an unknown address'))}"
         JSONDecodeError.__init__(self, reason, body, getattr(error, "pos", 0))
         self.args, self.server, self.reason = (reason,), "", reason
         self.kind = FailureKind.INFRASTRUCTURE
@@ -243,7 +245,7 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
         return ServerUnreachableError, (self.server, self.reason)
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """A URL without the parts that may be secret: user, password and query."""
     return _URL_USER.sub("//", url).partition("?")[0]
 

@@ -4,10 +4,13 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from errno import EFBIG
 from pathlib import Path
 
 _CHUNK = 2**18
 _TIMEOUT_S = 60.0
+_LONGEST = 64 * 2**30
+"""Bytes. A file that is larger is not one of weights."""
 
 Progress = Callable[[int, int | None], None]
 """Takes the number of bytes so far, and in total if known."""
@@ -32,6 +35,8 @@ def download(url: str, part: Path, on_progress: Progress, *, ca_file: str | None
         while data := response.read(_CHUNK):
             file.write(data)
             have += len(data)
+            if have > _LONGEST:
+                raise OSError(EFBIG, f"{url} is larger than {_LONGEST // 2**30} GB")
             on_progress(have, total)
     if total is not None and have < total:
         raise OSError(f"the connection ended after {have} of {total} bytes")

@@ -4,12 +4,12 @@ Rollouts make thousands of calls per second; a call with this client takes a thi
 `can_send` says whether it can send a call. aiohttp sends the others (TLS, credentials, options of aiohttp).
 
 Invariant: a connection carries one request at a time and returns to the pool only after a complete response.
+Every error while a response is read ends the call that waits for it.
 """
 
 import asyncio
 import re
 import time
-import zlib
 from collections import defaultdict
 from contextlib import suppress
 from functools import lru_cache
@@ -20,6 +20,8 @@ import httptools
 
 from nemo_gym.http.call import Call
 from nemo_gym.http.client_response import ClientResponse
+from nemo_gym.http.response_body import ResponseBody
+from nemo_gym.http.size_limits import SizeLimits, TooLargeError, header_bytes, too_large
 from nemo_gym.undocumented.aiohttp_internals import connector_error
 
 CONNECT_S = 30.0
@@ -31,6 +33,7 @@ _PLAIN_ORIGIN = re.compile(r"http://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{
 _LARGE = 65_536
 """From this many bytes on, the body is not copied to put it after the head."""
 _FORBIDDEN = re.compile(r"[\r\n\0]")
+SWITCHED_PROTOCOLS = "the server switched to another protocol (101) although that was not requested"
 _FRAMING = frozenset(("host", "content-length", "transfer-encoding", "connection"))
 """Headers that this client writes itself."""
 
@@ -81,6 +84,10 @@ class _Connection(asyncio.Protocol):
         self._waiting: asyncio.Future[_Received] | None = None
         self.idle_since = 0.0
         self._is_in_message = False
+        self._body_limit = 0
+        self._unframed = 0
+        """Bytes received since the request was sent, or since the last byte of a body: those of the head, of
+        an interim response, of the framing of a chunk, or of trailers."""
         self._forget_response()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,9 +98,11 @@ class _Connection(asyncio.Protocol):
     def is_usable(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def expect_response(self) -> "asyncio.Future[_Received]":
+    def expect_response(self, body_limit: int) -> "asyncio.Future[_Received]":
         """A future for the response to the next request."""
         self._waiting = asyncio.get_running_loop().create_future()
+        self._body_limit = body_limit
+        self._unframed = 0
         return self._waiting
 
     def abandon(self, response: "asyncio.Future[_Received]") -> None:
@@ -110,29 +119,36 @@ class _Connection(asyncio.Protocol):
         if self._waiting is None:  # data without a request
             self.close()
             return
+        self._unframed += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(aiohttp.ClientPayloadError(f"the response is not HTTP: {error}"))
+            if self._unframed > self._pool.limits.header_bytes and self._waiting is not None:
+                raise TooLargeError("header_bytes")
+        except Exception as error:  # whatever it is, the response cannot be completed
+            self._fail(_client_error(error))
         if self._waiting is None and self._is_in_message:  # there is data after the response
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._pool.forget(self, self._place)
-        if self._has_head and self._ends_with_connection and error is None:
-            self._finish()
-        elif self._has_head:
-            self._fail(aiohttp.ClientPayloadError("the response was cut off"))
-        else:
-            self._fail(aiohttp.ServerDisconnectedError())
+        try:
+            if self._has_head and self._ends_with_connection and error is None:
+                self._finish()
+            elif self._has_head:
+                self._fail(aiohttp.ClientPayloadError("the response was cut off"))
+            else:
+                self._fail(aiohttp.ServerDisconnectedError())
+        except Exception as failure:  # the body cannot be decompressed
+            self._fail(_client_error(failure))
 
     def on_message_begin(self) -> None:
         self._is_in_message = True
 
     def _forget_response(self) -> None:
         self._headers: list[tuple[str, str]] = []
-        self._parts: list[bytes] = []
-        self._coding = b""
+        self._body: ResponseBody | None = None
+        self._coding = ""
+        self._declared_bytes = 0
         self._has_head = False
         self._ends_with_connection = True
         """True unless the head gives the length of the response."""
@@ -140,16 +156,27 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.decode("latin-1"), value.decode("utf-8", "surrogateescape")))
         name = name.lower()
-        if name in (b"content-length", b"transfer-encoding"):
+        if name == b"content-length":
+            self._ends_with_connection = False
+            self._declared_bytes = int(value)
+        elif name == b"transfer-encoding":
             self._ends_with_connection = False
         elif name == b"content-encoding":
-            self._coding = value.strip().lower()
+            self._coding = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._has_head = True
+        most = self._pool.limits.header_bytes
+        if self._unframed > most and header_bytes(self._headers) > most:
+            raise TooLargeError("header_bytes")
+        if self._declared_bytes > self._body_limit:
+            raise TooLargeError("response_bytes")
+        self._body = ResponseBody(self._coding, self._body_limit)
 
     def on_body(self, data: bytes) -> None:
-        self._parts.append(data)
+        assert self._body is not None
+        self._unframed = 0
+        self._body.feed(data)
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
@@ -164,28 +191,36 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def _finish(self) -> None:
+        body = self._body.whole() if self._body is not None else b""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
-            try:
-                body = _decoded(self._coding, b"".join(self._parts))
-            except zlib.error as error:
-                reason = f"the response cannot be decompressed: {error}"
-                waiting.set_exception(aiohttp.ClientPayloadError(reason))
-            else:
-                waiting.set_result(_Received(self._parser.get_status_code(), self._headers, body))
+            waiting.set_result(_Received(self._parser.get_status_code(), self._headers, body))
         self._forget_response()  # also because an idle connection should hold no memory
 
-    def _fail(self, error: aiohttp.ClientError) -> None:
+    def _fail(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
+        self._forget_response()
         self.close()
+
+
+def _client_error(error: Exception) -> Exception:
+    """What a caller gets for an error while a response is read."""
+    if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, Exception):
+        return error.__context__  # raised in a method of the connection
+    if isinstance(error, httptools.HttpParserUpgrade):
+        return aiohttp.ClientPayloadError(SWITCHED_PROTOCOLS)
+    if isinstance(error, httptools.HttpParserError):
+        return aiohttp.ClientPayloadError(f"the response is not HTTP: {error}")
+    return error
 
 
 class PlainTransport:
     """The connections of one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SizeLimits = SizeLimits()) -> None:  # noqa: B008  # immutable
+        self.limits = limits
         self.open_ones: set[_Connection] = set()
         self._idle: defaultdict[Place, list[_Connection]] = defaultdict(list)
 
@@ -196,7 +231,7 @@ class PlainTransport:
         head = _head(call.method, place, call.target, call.wire_headers())
         head += b"Content-Length: %d\r\n\r\n" % len(call.body)
         connection = self._idle_one(place) or await self._connect(place)
-        response = connection.expect_response()
+        response = connection.expect_response(self.limits.response_to(call))
         if len(call.body) < _LARGE:
             connection.transport.write(head + call.body)
         else:
@@ -206,6 +241,8 @@ class PlainTransport:
         except asyncio.CancelledError:
             connection.abandon(response)
             raise
+        except TooLargeError as error:
+            raise too_large(call, self.limits, error) from error
         return ClientResponse(status, headers, body, method=call.method, url=call.url)
 
     def _idle_one(self, place: Place) -> _Connection | None:
@@ -257,12 +294,3 @@ def _head(method: str, place: Place, target: str, headers: tuple[tuple[str, str]
     fields = [("Host", place.authority), ("Accept", "*/*"), *headers]
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields), ""]
     return "\r\n".join(lines).encode("utf-8", "surrogateescape")
-
-
-def _decoded(coding: bytes, body: bytes) -> bytes:
-    """The body, decompressed: some servers compress although the request does not ask for it."""
-    if not body:
-        return body
-    if coding == b"gzip":
-        return zlib.decompress(body, 16 + zlib.MAX_WBITS)
-    return zlib.decompress(body) if coding == b"deflate" else body

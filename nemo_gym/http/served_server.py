@@ -6,6 +6,7 @@ from itertools import count
 from nemo_gym.activity import ROLLOUT_HEADER, current_activity, waited_s
 from nemo_gym.endpoint_health import Endpoint
 from nemo_gym.failures import Boundary
+from nemo_gym.http.access_token import ACCESS_HEADER
 from nemo_gym.http.call import Call
 from nemo_gym.http.client_response import ClientResponse, Cookies
 from nemo_gym.http.retries import send_with_retries
@@ -36,12 +37,13 @@ class ServerAddress:
 class ServedServer:
     """Sends calls to a server in another process, with a header that names the rollout."""
 
-    def __init__(self, name: str, address: ServerAddress) -> None:
+    def __init__(self, name: str, address: ServerAddress, access_token: str | None = None) -> None:
         self.name = name
         self.address = address
+        self._own_headers = ((ACCESS_HEADER, access_token),) if access_token else ()
 
     async def send(self, call: Call) -> ClientResponse:
-        headers = call.headers
+        headers = (*call.headers, *self._own_headers) if self._own_headers else call.headers
         activity = current_activity.get()
         if activity is not None:
             others = [pair for pair in headers if pair[0].lower() != ROLLOUT_HEADER]

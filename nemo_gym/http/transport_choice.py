@@ -1,7 +1,7 @@
 """The HTTP clients of this process, and the choice between them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from nemo_gym.http.aiohttp_client import AiohttpTransport
 from nemo_gym.http.call import Call
 from nemo_gym.http.plain_client import PlainTransport, can_send
+from nemo_gym.http.size_limits import SizeLimits
 from nemo_gym.http.transport import Transport
 from nemo_gym.undocumented import aiohttp_internals
 
@@ -43,6 +44,7 @@ class _SharedClients:
     def __init__(self) -> None:
         self.config: GlobalAIOHTTPAsyncClientConfig | None = None
         self.is_plain_enabled = True
+        self.limits = SizeLimits()
         self._by_loop: dict[asyncio.AbstractEventLoop, _LoopClients] = {}
 
     def current(self) -> _LoopClients:
@@ -55,6 +57,11 @@ class _SharedClients:
         """Usable even if the session of aiohttp has been closed."""
         clients = self._by_loop.get(asyncio.get_running_loop())
         return (clients or self._open()).plain
+
+    def set_limits(self, limits: SizeLimits) -> None:
+        self.limits = limits
+        for clients in self._by_loop.values():
+            clients.plain.limits = clients.aiohttp.limits = limits
 
     def _open(self) -> _LoopClients:
         """Create clients for the running event loop; they replace those it has."""
@@ -76,9 +83,11 @@ class _SharedClients:
             cookie_jar=aiohttp.DummyCookieJar(),  # cookies belong to one rollout, never to the process
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         )
-        loop, plain = asyncio.get_running_loop(), PlainTransport()
+        loop, plain = asyncio.get_running_loop(), PlainTransport(self.limits)
         keeper = self._keep(loop, session, plain)
-        clients = self._by_loop[loop] = _LoopClients(plain, AiohttpTransport(session), keeper, self.config)
+        clients = self._by_loop[loop] = _LoopClients(
+            plain, AiohttpTransport(session, self.limits), keeper, self.config
+        )
         # Run the generator up to its yield; nothing is awaited before it.
         with suppress(StopIteration):
             keeper.asend(None).send(None)
@@ -136,9 +145,19 @@ def is_global_aiohttp_client_setup() -> bool:
     return _shared.config is not None
 
 
-def enable_plain_client(is_enabled: bool) -> None:
-    """Switch the plain HTTP client of this process on or off. If off, aiohttp sends all calls over HTTP."""
-    _shared.is_plain_enabled = is_enabled
+CLIENT_SETTINGS = (
+    "plain_http_client",
+    "max_response_mb",
+    "max_response_header_kb",
+    "max_aggregate_metrics_mb",
+)
+"""The settings in a configuration that `apply_client_settings` reads."""
+
+
+def apply_client_settings(settings: Mapping[str, Any]) -> None:
+    """Use the settings of a configuration for the HTTP clients of this process; missing ones are defaults."""
+    _shared.is_plain_enabled = settings.get("plain_http_client", True)
+    _shared.set_limits(SizeLimits.from_settings(settings))
 
 
 def is_plain_enabled() -> bool:
@@ -146,11 +165,12 @@ def is_plain_enabled() -> bool:
 
 
 @contextmanager
-def plain_client_enabled(is_enabled: bool) -> Iterator[None]:
-    """Like `enable_plain_client`, while the context is open."""
-    before = _shared.is_plain_enabled
-    enable_plain_client(is_enabled)
+def client_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Like `apply_client_settings`, while the context is open."""
+    before = _shared.is_plain_enabled, _shared.limits
+    apply_client_settings(settings)
     try:
         yield
     finally:
-        enable_plain_client(before)
+        _shared.is_plain_enabled = before[0]
+        _shared.set_limits(before[1])

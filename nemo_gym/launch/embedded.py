@@ -14,7 +14,8 @@ from nemo_gym.config import GymConfig, ServerInstance, load_config, overrides_fr
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.config.known_settings import FOR_PYTHON
 from nemo_gym.errors import ComponentError, NeMoGymError, ServerNotReadyError
-from nemo_gym.http.transport_choice import plain_client_enabled
+from nemo_gym.http.size_limits import SizeLimits
+from nemo_gym.http.transport_choice import client_settings
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
 from nemo_gym.python_terms import errors_in_python
@@ -54,11 +55,11 @@ async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -
     raise_file_limit()
     servers: dict[str, HostedServer] = {}
     client = ServerClient(config.head_server, config.values, local_servers=servers)
-    uses_plain_client = plain_client_enabled(config.settings.plain_http_client)
+    clients = client_settings(config.data)
     with (
         global_config_dict(config.values),
         _current(client),
-        uses_plain_client,
+        clients,
         watching(BlockedWarnings()),
     ):
         try:
@@ -143,7 +144,8 @@ def build_hosted(
     hosting = Hosting(config, instance, client, file, worker)
     token = current_hosting.set(hosting)
     try:
-        return HostedServer(name, _application(hosting), config.secrets)
+        limits = SizeLimits.from_settings(config.data)
+        return HostedServer(name, _application(hosting), config.secrets, limits)
     except ComponentError as error:
         raise _redacted(error, config) from error
     finally:

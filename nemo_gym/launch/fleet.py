@@ -16,6 +16,7 @@ from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.errors import ServerDiedError
 from nemo_gym.launch.server_process import LogLine, ServerProcess
 from nemo_gym.log_output import EVENT
+from nemo_gym.servers.gate import Access
 from nemo_gym.servers.head import HeadServer, ServerStatus
 from nemo_gym.servers.serve import serve_head
 
@@ -118,7 +119,7 @@ async def run_fleet(config: GymConfig, options: FleetConfig, on_line: LogLine) -
     """The servers, not started yet, behind a running head server. All are stopped when the context ends."""
     fleet = Fleet(config, options, on_line)
     head = HeadServer(config=config.head_server, masked_config=config.masked(), statuses=fleet.statuses)
-    async with serve_head(head):
+    async with serve_head(head, Access.to(config.head_server.host, config)):
         try:
             yield fleet
         finally:

@@ -20,7 +20,7 @@ from nemo_gym.codec import encode_json
 from nemo_gym.config import config_from_bytes
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
-from nemo_gym.http.transport_choice import enable_plain_client
+from nemo_gym.http.transport_choice import apply_client_settings
 from nemo_gym.launch.embedded import build_hosted
 from nemo_gym.log_output import log_counts, start_logging
 from nemo_gym.servers.serve import GRACE_S, serve
@@ -41,7 +41,7 @@ def main() -> None:
     parent = _Parent(_take_standard_input())
     threading.Thread(target=parent.watch, daemon=True).start()
     set_global_config_dict(config.values)
-    enable_plain_client(config.settings.plain_http_client)
+    apply_client_settings(config.data)
     listener = socket.socket(fileno=options.listener_fd)
     try:
         client = ServerClient(config.head_server, config.values)
@@ -56,6 +56,7 @@ def main() -> None:
     serve(
         hosted,
         config.server(options.instance),
+        config,
         listener=listener,
         on_ready=lambda: _report(options.status_fd, {"ready": True}),
     )

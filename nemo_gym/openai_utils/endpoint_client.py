@@ -16,7 +16,7 @@ from yarl import URL
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.endpoint_health import Endpoint
 from nemo_gym.errors import ConfigError
-from nemo_gym.failures import Boundary, status_in_stream
+from nemo_gym.failures import Boundary, FailureKind, status_in_stream
 from nemo_gym.http import (
     CONNECT_ONLY,
     MODEL_ENDPOINT,
@@ -30,6 +30,7 @@ from nemo_gym.http import (
     parse_call,
     send_with_retries,
 )
+from nemo_gym.http.client_response import shown_url
 from nemo_gym.http.unreachable import reports_unreachable
 
 from .streams import (
@@ -143,6 +144,8 @@ def _object(response: ClientResponse) -> dict[str, Any]:
     """The JSON object of a response; an error status, or anything else, is a failure of the endpoint."""
     if not response.ok:
         raise EndpointError(response)
+    if response.status >= 300:
+        raise EndpointError(_redirected(response)).with_kind(FailureKind.CONFIGURATION)
     body = response.body
     try:
         # Not NaN: what is read here may be passed on without being written as JSON, which would make it null.
@@ -163,6 +166,16 @@ def _decoded_slowly(body: bytes) -> OddJson | None:
     except (ValueError, RecursionError):
         return None
     return OddJson(decoded) if isinstance(decoded, dict) else None
+
+
+def _redirected(response: ClientResponse) -> ClientResponse:
+    """Redirects are not followed, because they would get the key."""
+    location = shown_url(response.headers.get("Location", "an unknown address"))
+    text = (
+        f"the endpoint responded with {response.status} and redirects to {location}; redirects are not "
+        "followed: give the final address as its base URL"
+    )
+    return _failure(response, text.encode("utf-8", "replace"))
 
 
 def _failure(response: ClientResponse, text: bytes, status: int = 502) -> ClientResponse:

@@ -169,7 +169,7 @@ class Collection:
             progress,
             self._display,
             status,
-            ServedReports(self._servers.process_urls, ready.run),
+            ServedReports(self._servers.process_urls, ready.run, access_token=self._servers.access_token),
             EndpointWatch(self._config.outage_timeout_s, self._display.note, self._servers.head_check),
             end_run,
             is_served=self._servers.to_host is None,

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import aiohttp
@@ -15,15 +16,15 @@ from nemo_gym.config.load import Sources, load_sources
 from nemo_gym.config.overrides import Overrides
 from nemo_gym.config.plain_data import plain_data
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import ConfigError, HeadServerUnreachableError
+from nemo_gym.errors import ConfigError, HeadServerRefusedError, HeadServerUnreachableError
 from nemo_gym.http import GlobalAIOHTTPAsyncClientConfig, is_global_aiohttp_client_setup, request
-from nemo_gym.http.transport_choice import enable_plain_client, set_pool_size
+from nemo_gym.http.transport_choice import CLIENT_SETTINGS, apply_client_settings, set_pool_size
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.check import check_settings
 from nemo_gym.launch.shared import host_shared
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.recording.manifest import differences, server_settings
-from nemo_gym.types import POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
+from nemo_gym.types import CONFIG_PATHS_KEY_NAME, POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME
 
 Hosting = Literal["auto", "embedded", "served"]
 _POLICY_KEYS = (POLICY_BASE_URL_KEY_NAME, POLICY_MODEL_NAME_KEY_NAME)
@@ -119,7 +120,16 @@ class Servers:
         """The whole configuration, for worker processes."""
         if self.to_host is not None:
             return self.to_host
-        return load_sources(Sources((), Overrides(), None, roots=(), defaults=self.values))
+        # The head server masks the token. Its files have been read; they need not be on this machine.
+        values = {**self.values, "access_token": self.access_token, CONFIG_PATHS_KEY_NAME: []}
+        return load_sources(Sources((), Overrides(), None, roots=(), defaults=values))
+
+    @property
+    def access_token(self) -> str | None:
+        """What servers in other processes require, if they listen beyond their machine."""
+        if self.to_host is not None:
+            return self.to_host.settings.access_token
+        return self.running.access_token if self.running is not None else None
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -195,19 +205,23 @@ class _UnfitServersError(ConfigError):
 
 def _notes_about(config: GymConfig, error: HeadServerUnreachableError) -> tuple[str, ...]:
     """Why a program at the head server's address is not used; nothing if there is none."""
-    reason = getattr(error.__cause__, "reason", error.__cause__)
+    reason = getattr(error.__cause__, "os_error", error.__cause__)
     if isinstance(reason, ConnectionRefusedError):
         return ()
     head = base_url(config.head_server.host, config.head_server.port)
+    if isinstance(error, HeadServerRefusedError):
+        return (f"The servers are hosted in this process: {error}",)
     return (f"The servers are hosted in this process: the program at {head} is not a head server of ng_run",)
 
 
 def _fitting_servers(config: GymConfig) -> Servers:
     """The running servers, if they are those of the command line."""
-    client = ServerClient.load_from_global_config(config.head_server)
+    client = ServerClient.load_from_global_config(
+        config.head_server, access_token=config.settings.access_token
+    )
     served = served_by(client)
     _refuse_other_servers(config, served)
-    _set_up_http(client, config.settings.plain_http_client)
+    _set_up_http(client, config.data)
     return served
 
 
@@ -231,23 +245,31 @@ def _refuse_other_servers(config: GymConfig, served: Servers) -> None:
         )
 
 
-def setup_client(head_server_config: BaseServerConfig | None, plain_http_client: bool = True) -> ServerClient:
+def setup_client(
+    head_server_config: BaseServerConfig | None, settings: Mapping[str, Any] = MappingProxyType({})
+) -> ServerClient:
     """A client of the servers open around the caller, else of those of a head server.
 
-    Sets the sizes of the shared HTTP client from their configuration, unless they are set already. The plain
-    HTTP client is used unless the caller or their configuration switches it off.
+    Sets the sizes of the shared HTTP client from their configuration, unless they are set already. Its other
+    settings are those of the caller, else those of the servers.
     """
-    client = ServerClient.load_from_global_config(head_server_config)
-    _set_up_http(client, plain_http_client)
+    client = ServerClient.load_from_global_config(
+        head_server_config, access_token=settings.get("access_token")
+    )
+    _set_up_http(client, settings)
     return client
 
 
-def _set_up_http(client: ServerClient, plain_http_client: bool) -> None:
+def _set_up_http(client: ServerClient, settings: Mapping[str, Any]) -> None:
     fields = GlobalAIOHTTPAsyncClientConfig.model_fields
     sizes = {name: client.global_config_dict[name] for name in fields if name in client.global_config_dict}
     if sizes and not is_global_aiohttp_client_setup():
         set_pool_size(GlobalAIOHTTPAsyncClientConfig.model_validate(sizes))
-    enable_plain_client(plain_http_client and client.global_config_dict.get("plain_http_client", True))
+    theirs = client.global_config_dict
+    given = {
+        name: values[name] for values in (theirs, settings) for name in CLIENT_SETTINGS if name in values
+    }
+    apply_client_settings(given)
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:

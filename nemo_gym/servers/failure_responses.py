@@ -29,6 +29,7 @@ from nemo_gym.http import (
     FAILURE_SERVER_HEADER,
     FAILURE_STATUS_HEADER,
     EndpointError,
+    ResponseTooLargeError,
     ServerCallError,
     ServerUnreachableError,
 )
@@ -96,6 +97,9 @@ class Failures:
                 logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
         elif isinstance(error, ServerUnreachableError):
             cause = _cause(error.server or self.server_name, 503, kind, error.failure_count)
+        elif isinstance(error, ResponseTooLargeError):
+            logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
+            cause = _cause(self.server_name, 502, kind)
         else:  # first raised here: the one place that logs it
             self.log(error)
             cause = _cause(self.server_name, 500, kind, getattr(error, "failure_count", 1))

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import yaml
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from nemo_gym.client import base_url
 from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.head_page import config_text
 
 
 class ServerStatus(BaseModel):
@@ -46,7 +46,7 @@ class HeadServer(BaseModel):
         return {"status": "ok"}
 
     async def global_config_dict_yaml(self) -> str:
-        return yaml.safe_dump(self.masked_config, sort_keys=False, allow_unicode=True)
+        return config_text(self.masked_config)
 
     async def server_instances(self) -> list[ServerStatus]:
         return self.statuses()

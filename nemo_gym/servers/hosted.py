@@ -14,9 +14,11 @@ from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from nemo_gym.codec import encode_json
 from nemo_gym.errors import ComponentError
 from nemo_gym.event_loop import end_forked_process
 from nemo_gym.http import Call, ClientResponse
+from nemo_gym.http.size_limits import SizeLimits, request_too_large
 from nemo_gym.servers.asgi import (
     Collector,
     Reply,
@@ -47,8 +49,15 @@ _JSON = ("content-type", "application/json")
 class HostedServer(HostedApp):
     """A server's application, ready to be served or called."""
 
-    def __init__(self, name: str, app: FastAPI, secrets: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        name: str,
+        app: FastAPI,
+        secrets: frozenset[str] = frozenset(),
+        limits: SizeLimits = SizeLimits(),  # noqa: B008  # immutable
+    ) -> None:
         _check_reserved(name, app)
+        self.limits = limits
         sessions = sessions_of(app)
         store = sessions.store if sessions is not None else SessionStore("")
         super().__init__(name, app, store, Failures(name, secrets))
@@ -71,6 +80,8 @@ class HostedServer(HostedApp):
                 f"{call.method} {self.name}{call.path}: a server in this process cannot receive forms with "
                 "files, FormData objects or streams; pass json=…, or data=… as text, bytes or a mapping"
             )
+        if len(call.body) > self.limits.request_bytes and len(call.body) > self.limits.request_to(call.path):
+            return self._refuse_too_large(call)
         route = None if call.query else self._routes.get((call.method, call.path))
         if route is not None and (route.body_field is None or call.is_json):
             try:
@@ -82,6 +93,11 @@ class HostedServer(HostedApp):
         if self._is_direct and is_close_session(call.method, call.path):
             return self._close_session(call)
         return self._send_through_app(call)
+
+    async def _refuse_too_large(self, call: Call) -> ClientResponse:
+        """As over HTTP, where `Gate` refuses it."""
+        body = encode_json({"detail": request_too_large(call.path, self.limits)})
+        return self.client_response(call, (413, [_JSON], body))
 
     async def _close_session(self, call: Call) -> ClientResponse:
         await close_session(self.sessions, call.cookies.get(self.sessions.cookie_name))

@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nemo_gym.config import ServerInstance
+from nemo_gym.config import GymConfig, ServerInstance
 from nemo_gym.errors import PortInUseError
 from nemo_gym.event_loop import run_to_end
+from nemo_gym.http.size_limits import SizeLimits
 from nemo_gym.servers.activity_report import Activities
+from nemo_gym.servers.gate import Access, Gate
 from nemo_gym.servers.head import HeadServer
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.watchdog import BlockedWarnings, watching
@@ -72,15 +74,21 @@ def uvicorn_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
     )
 
 
+def guarded(app: ASGIApp, host: str, config: GymConfig) -> Gate:
+    """The application of a server that listens on `host`, behind its gate."""
+    return Gate(app, Access.to(host, config), SizeLimits.from_settings(config.data))
+
+
 def serve(
     app: HostedServer,
     instance: ServerInstance,
+    config: GymConfig,
     *,
     listener: socket.socket | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; running requests then have `GRACE_S` to finish."""
-    startup = Startup(Activities(app), on_ready)
+    startup = Startup(guarded(Activities(app), instance.host, config), on_ready)
     server = uvicorn.Server(uvicorn_config(startup, instance.host, instance.port or 0))
     try:
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has stopped
@@ -97,7 +105,7 @@ async def _watched(server: uvicorn.Server, listeners: list[socket.socket] | None
 
 
 @asynccontextmanager
-async def serve_head(head: HeadServer) -> AsyncIterator[None]:
+async def serve_head(head: HeadServer, access: Access | None = None) -> AsyncIterator[None]:
     """Serve the head server while the context is open."""
     host, port = head.config.host, head.config.port
     try:
@@ -108,7 +116,7 @@ async def serve_head(head: HeadServer) -> AsyncIterator[None]:
             "Stop it, or set another port with +head_server.port=<port>"
         ) from error
     config = uvicorn.Config(
-        head.setup_webserver(),
+        Gate(head.setup_webserver(), access or Access.to_host(host)),
         log_config=None,
         log_level="warning",
         access_log=False,

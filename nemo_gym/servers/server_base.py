@@ -25,9 +25,10 @@ from nemo_gym.config.known_settings import FOR_PYTHON
 from nemo_gym.config.unknown import refuse_unknown_fields
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
 from nemo_gym.errors import ComponentError, NeMoGymError
-from nemo_gym.http.transport_choice import enable_plain_client
+from nemo_gym.http.transport_choice import apply_client_settings
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.run_sessions import RunSessions
+from nemo_gym.servers.secured import with_given_access_token
 from nemo_gym.servers.session_middleware import add_sessions
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import session_cookie_name
@@ -150,15 +151,17 @@ class SimpleServer(BaseServer):
 
         try:
             given = parse_arguments(sys.argv[1:])
-            hosting = cls._hosting_from(assign_ports(load_config(overrides=given, accepted=FOR_PYTHON)))
+            config = assign_ports(load_config(overrides=given, accepted=FOR_PYTHON))
+            hosting = cls._hosting_from(with_given_access_token(config))
             set_global_config_dict(hosting.config.values)
-            enable_plain_client(hosting.config.settings.plain_http_client)
+            apply_client_settings(hosting.config.data)
             current_hosting.set(hosting)
             app = cls.from_instance(hosting).setup_webserver()
         except NeMoGymError as error:  # run as a script: there is no command that prints the error
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             sys.exit(error.exit_code)
-        serve(HostedServer(hosting.instance.name, app, hosting.config.secrets), hosting.instance)
+        server = HostedServer(hosting.instance.name, app, hosting.config.secrets)
+        serve(server, hosting.instance, hosting.config)
         return None
 
     @classmethod

@@ -1,8 +1,9 @@
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from io import BytesIO
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -17,7 +18,7 @@ import nemo_gym
 from nemo_gym.base_resources_server import BaseResourcesServerConfig, SimpleResourcesServer
 from nemo_gym.client import ServerAddress, base_url, session_cookie_name
 from nemo_gym.config_types import BaseServerConfig, ConfigError
-from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.errors import HeadServerUnreachableError, NotAHeadServerError
 from nemo_gym.http import ServerUnreachableError
 from nemo_gym.server_utils import ServerClient, get_server_url
 from nemo_gym.servers.head import HeadServer
@@ -314,12 +315,32 @@ def test_client_in_another_process_gets_the_configuration_from_the_head_server()
         asyncio.run(client.post("tolls", "/x"))
 
 
-@pytest.mark.parametrize("page", [b"<html>hello</html>", b'"- just\\n- a list"', b"7", b'"a: [b"'])
+BILLION_LAUGHS = "a: &a [x, x]\n" + "".join(
+    f"{name}: &{name} [*{before}, *{before}, *{before}]\n"
+    for before, name in pairwise("abcdefghijklmnopqrstuvwxyz")
+)
+PAGES_OF_OTHERS = {
+    "HTML": b"<html>hello</html>",
+    "a list": b'"- just\\n- a list"',
+    "a number": b"7",
+    "an object": b'{"status": "ok"}',
+    "not YAML": b'"a: [b"',
+    "aliases": json.dumps(BILLION_LAUGHS).encode(),
+    "other keys": b'"1: 2"',
+    "a tag": b'"a: !!python/object:os.system x"',
+    "a date": b'"a: 2024-05-06"',
+    "deep JSON": b"[" * 100_000,
+    "deep YAML": json.dumps("[" * 5000).encode(),
+    "random bytes": b"\x00\xff\x16",
+}
+
+
+@pytest.mark.parametrize("page", PAGES_OF_OTHERS.values(), ids=PAGES_OF_OTHERS)
 def test_page_of_another_server_is_one_clear_error(page: bytes) -> None:
     async def run() -> None:
         async with serving(raw_response(200, page)) as raw:
             head = BaseServerConfig(host="127.0.0.1", port=int(raw.url.rpartition(":")[2]))
-            with pytest.raises(HeadServerUnreachableError, match=re.escape(raw.url)):
+            with pytest.raises(NotAHeadServerError, match=f"{re.escape(raw.url)}.* is not a head server"):
                 await asyncio.to_thread(ServerClient.load_from_global_config, head)
 
     asyncio.run(run())

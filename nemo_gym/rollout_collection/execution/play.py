@@ -13,7 +13,7 @@ from nemo_gym.client import ServerClient
 from nemo_gym.codec import decode_json
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.failures import AnyKind, Boundary, declared_kind, kind_of_exception
-from nemo_gym.http import ServerCallError, ServerUnreachableError
+from nemo_gym.http import ResponseTooLargeError, ServerCallError, ServerUnreachableError
 from nemo_gym.types import (
     NG_FAILURE_CLASS_KEY,
     NG_FAILURE_COUNT_KEY,
@@ -54,7 +54,7 @@ class AgentFailure(NeMoGymError):
         super().__init__(f"{agent} declared this rollout failed ({self.kind}): {reason}")
 
 
-PLAY_ERRORS = (ServerCallError, ServerUnreachableError, InvalidRollout, AgentFailure)
+PLAY_ERRORS = (ServerCallError, ServerUnreachableError, ResponseTooLargeError, InvalidRollout, AgentFailure)
 """What `play` raises, apart from bugs and what the servers raise in this process."""
 
 

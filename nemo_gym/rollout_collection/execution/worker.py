@@ -15,7 +15,7 @@ from nemo_gym.config import config_from_bytes
 from nemo_gym.endpoint_health import RunEndpoints
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.failures import FailureKind
-from nemo_gym.http.transport_choice import enable_plain_client
+from nemo_gym.http.transport_choice import apply_client_settings
 from nemo_gym.launch import host_embedded
 from nemo_gym.launch.limits import collect_garbage_less
 from nemo_gym.rollout_collection.execution.attempt import Attempt
@@ -85,7 +85,8 @@ async def serve(driver: DriverLink, setup: WorkerSetup, end_worker: EndWorker) -
             attempt = Attempt(client, setup.call_timeout_s, timeout_s, limits, secrets, endpoints, backoff_s)
             collect_garbage_less()
             dispatch = partial(Dispatcher, attempt, attempt.activity, setup.rollout_policy)
-            worker = Worker(driver, setup.policy, ServedReports(setup.process_urls, setup.run))
+            reports = ServedReports(setup.process_urls, setup.run, access_token=client.access_token)
+            worker = Worker(driver, setup.policy, reports)
 
             def check_deadline(blocked: BlockedLoop) -> None:
                 if failure := worker.overdue(blocked):
@@ -194,5 +195,5 @@ async def _servers(setup: WorkerSetup) -> AsyncIterator[ServerClient]:
         async with host_embedded(config, elsewhere=setup.elsewhere) as client:
             yield client
     else:
-        enable_plain_client(config.settings.plain_http_client)
+        apply_client_settings(config.data)
         yield ServerClient(config.head_server, config.values)

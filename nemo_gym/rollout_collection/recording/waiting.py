@@ -14,6 +14,7 @@ from nemo_gym.codec import decode_json
 from nemo_gym.endpoint_health import EndpointReport
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http import fetch_text, request
+from nemo_gym.http.access_token import ACCESS_HEADER
 from nemo_gym.path_utils import status_path_for
 from nemo_gym.rollout_collection.recording.foreign_data import (
     counts_of,
@@ -39,11 +40,13 @@ def running_collections(output: str | None) -> list[dict[str, Any]]:
     return [status for status in found if status is not None]
 
 
-def with_server_activities(status: dict[str, Any], server_urls: Iterable[str]) -> dict[str, Any]:
+def with_server_activities(
+    status: dict[str, Any], server_urls: Iterable[str], access_token: str | None = None
+) -> dict[str, Any]:
     """The status with what servers report about its oldest rollouts. The collector sees only the agent."""
     reported: dict[str, list[dict[str, Any]]] = {}
     for url in server_urls:
-        for activity in _activities(url):
+        for activity in _activities(url, access_token):
             reported.setdefault(text_of(activity, "rollout"), []).append(activity)
     oldest = [
         {**one, "waits_for": _merged(one, reported.get(text_of(one, "rollout"), []))}
@@ -52,9 +55,9 @@ def with_server_activities(status: dict[str, Any], server_urls: Iterable[str]) -
     return {**status, "oldest": oldest}
 
 
-def _activities(url: str) -> list[dict[str, Any]]:
+def _activities(url: str, access_token: str | None) -> list[dict[str, Any]]:
     try:
-        content = decode_json(fetch_text(url + ACTIVITY_PATH, timeout_s=_ASK_S))
+        content = decode_json(fetch_text(url + ACTIVITY_PATH, timeout_s=_ASK_S, access_token=access_token))
     except (NeMoGymError, ValueError, RecursionError):
         return []
     return records_of(tamed(content), "rollouts")
@@ -83,11 +86,18 @@ def _endpoint(report: dict[str, Any]) -> EndpointReport | None:
 class ServedReports:
     """What servers in other processes report about a run, requested every second."""
 
-    def __init__(self, server_urls: Iterable[str], run: str, timeout_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        server_urls: Iterable[str],
+        run: str,
+        timeout_s: float = 1.0,
+        access_token: str | None = None,
+    ) -> None:
         """`timeout_s` is the time for a server to report."""
         self.urls = list(server_urls)
         self._run = run
         self._timeout_s = timeout_s
+        self._headers = {ACCESS_HEADER: access_token} if access_token else None
         self.limits: dict[str, int] = {}
         """Concurrent calls allowed per endpoint, summed over all servers that responded."""
         self.endpoints: list[EndpointReport] = []
@@ -115,7 +125,8 @@ class ServedReports:
         sent = {"run": self._run, "waits": self.waits}
         try:
             async with asyncio.timeout(self._timeout_s):
-                content = await (await request("POST", url + ACTIVITY_PATH, json=sent)).json()
+                response = await request("POST", url + ACTIVITY_PATH, json=sent, headers=self._headers)
+                content = await response.json()
         except (aiohttp.ClientError, OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}

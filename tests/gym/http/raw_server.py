@@ -1,8 +1,8 @@
 """An HTTP server that sends exactly the bytes of a script, valid or not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -73,3 +73,23 @@ async def serving(*script: bytes | None, port: int = 0) -> AsyncIterator[RawServ
 def _is_complete(response: bytes) -> bool:
     head, _, body = response.partition(b"\r\n\r\n")
     return f"Content-Length: {len(body)}".encode() in head
+
+
+@asynccontextmanager
+async def sending(pieces: Callable[[], Iterable[bytes]], pace_s: float = 0.0) -> AsyncIterator[str]:
+    """A server that sends the pieces to each request, then closes the connection; yields its URL."""
+    running: set[asyncio.Task[None] | None] = set()
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(asyncio.current_task())
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            for piece in pieces():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pace_s)
+        writer.close()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.gather(*filter(None, running))

@@ -1,11 +1,12 @@
 import asyncio
 import re
+from itertools import chain, repeat
 
 import pytest
 
-from nemo_gym.errors import HeadServerUnreachableError
+from nemo_gym.errors import HeadServerUnreachableError, NotAHeadServerError
 from nemo_gym.http import fetch_text
-from tests.gym.http.raw_server import raw_response, serving
+from tests.gym.http.raw_server import raw_response, sending, serving
 from tests.support.commands import free_port
 
 
@@ -67,3 +68,25 @@ def test_server_that_never_responds_times_out() -> None:
 def test_proxy_settings_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     assert fetch_from(raw_response(200, b"direct")) == "direct"
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["head", "body"]
+)
+def test_server_that_drips_bytes_is_given_up_at_the_deadline(start: bytes) -> None:
+    async def run() -> None:
+        async with sending(lambda: chain([start], repeat(b"x")), pace_s=0.005) as url:
+            with pytest.raises(HeadServerUnreachableError, match=r"no complete response within 0\.2 s"):
+                await asyncio.to_thread(fetch_text, url, timeout_s=0.2)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_page_that_is_too_large_is_not_read() -> None:
+    async def run() -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"
+        async with sending(lambda: [head]) as url:
+            with pytest.raises(NotAHeadServerError, match="exceeds 16 MB"):
+                await asyncio.to_thread(fetch_text, url)
+
+    asyncio.run(run())

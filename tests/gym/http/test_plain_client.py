@@ -214,7 +214,7 @@ def test_idle_connections_hold_no_response_and_old_ones_are_closed() -> None:
     async def act(pool: PlainTransport, server: RawServer) -> None:
         await asyncio.gather(*(post(pool, server) for _ in range(4)))
         for connection in pool.open_ones:
-            assert not connection._parts and not connection._headers
+            assert connection._body is None and not connection._headers
             connection.idle_since -= 60
         await asyncio.gather(post(pool, server), post(pool, server))
         await until(lambda: len(pool.open_ones) == 2)

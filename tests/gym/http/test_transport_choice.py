@@ -16,7 +16,7 @@ from nemo_gym.http import (
 )
 from nemo_gym.http.aiohttp_client import AiohttpTransport
 from nemo_gym.http.plain_client import PlainTransport
-from nemo_gym.http.transport_choice import plain_client_enabled
+from nemo_gym.http.transport_choice import client_settings
 from tests.gym.http.raw_server import raw_response, serving
 from tests.support.commands import ROOT
 
@@ -159,7 +159,7 @@ def test_plain_client_sends_what_it_can_and_aiohttp_the_rest() -> None:
 
 @pytest.mark.fast_path
 def test_plain_client_that_is_switched_off_sends_nothing() -> None:
-    with plain_client_enabled(False):
+    with client_settings({"plain_http_client": False}):
         assert asyncio.run(transport_for(PLAIN)) is AiohttpTransport
     assert asyncio.run(transport_for(PLAIN)) is PlainTransport
 
@@ -179,5 +179,5 @@ def test_broken_response_is_the_same_kind_of_failure_from_both_clients(
                 await request("POST", server.url, json={})
         assert kind_of_exception(raised.value, Boundary.SERVER_CODE) == FailureKind.INFRASTRUCTURE
 
-    with plain_client_enabled(is_plain):
+    with client_settings({"plain_http_client": is_plain}):
         asyncio.run(run())

