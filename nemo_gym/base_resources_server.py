@@ -41,10 +41,10 @@ __all__ = [
 class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
     """The settings that every environment has."""
 
-    verify_in: Literal["event_loop", "thread"] = "event_loop"
-    """Where `verify` runs. `thread` if it computes for long: other rollouts go on meanwhile."""
-    verify_threads: int = Field(default_factory=available_cores, ge=1)
-    """How many rollouts are verified at once in threads; the default is the number of cores."""
+    verify_in: Literal["event_loop", "thread", "process"] = "event_loop"
+    """Where `verify` runs. `thread` or `process` if it computes for long: other rollouts go on meanwhile."""
+    verify_workers: int = Field(default_factory=available_cores, ge=1)
+    """How many threads or processes verify at once; the default is the number of cores."""
 
 
 class BaseResourcesServer(BaseServer):
@@ -109,7 +109,7 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
         """Record the failures of the judge also if the environment builds an application of its own."""
         server = super().from_instance(hosting)
         if server.config.verify_in == "thread":
-            verify = in_threads(server, server.verify, server.config.verify_threads)
+            verify = in_threads(server, server.verify, server.config.verify_workers)
             object.__setattr__(server, "verify", verify)  # not a field of the model
         if verify_route(server.verify) is server.verify:  # others are served by `setup_webserver` only
             verify = names_non_finite(judge_failsafe(server.verify))

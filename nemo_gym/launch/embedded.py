@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from nemo_gym.base_resources_server import SimpleResourcesServer
 from nemo_gym.client import ServerClient, current_client
 from nemo_gym.config import GymConfig, ServerInstance, load_config, overrides_from, redact
 from nemo_gym.config.current import global_config_dict
@@ -18,10 +19,11 @@ from nemo_gym.http.size_limits import SizeLimits
 from nemo_gym.http.transport_choice import client_settings
 from nemo_gym.launch.components import component_error, find_component, load_module, server_class
 from nemo_gym.launch.limits import raise_file_limit
+from nemo_gym.launch.verify_process import NoServers, VerifyProcesses, check_verify
 from nemo_gym.python_terms import errors_in_python
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.hosted_app import BACKGROUND_S
-from nemo_gym.servers.server_base import Hosting, current_hosting
+from nemo_gym.servers.server_base import Hosting, SimpleServer, current_hosting
 from nemo_gym.servers.watchdog import BlockedWarnings, watching
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,9 @@ async def host_embedded(config: GymConfig, *, elsewhere: Collection[str] = ()) -
                     await running.enter_async_context(_alive(config, instance, servers[instance.name]))
                 yield client
         finally:
+            for server in servers.values():
+                if (processes := getattr(server.app.state, "verify_processes", None)) is not None:
+                    processes.close()
             servers.clear()
 
 
@@ -165,11 +170,26 @@ def _application(hosting: Hosting) -> FastAPI:
         return app
     cls = server_class(hosting.instance, module)
     try:
-        return cls.from_instance(hosting).setup_webserver()
+        server = cls.from_instance(hosting)
+        processes = _verify_processes(server, hosting)
+        app = server.setup_webserver()
+        app.state.verify_processes = processes
+        return app
     except NeMoGymError:
         raise
     except (Exception, SystemExit) as error:  # the boundary to an environment's own code
         raise component_error(hosting.instance, hosting.file, error, "set up") from error
+
+
+def _verify_processes(server: SimpleServer, hosting: Hosting) -> VerifyProcesses | None:
+    """With `verify_in: process`, let processes verify. In such a process, `verify` is an ordinary one."""
+    if getattr(server.config, "verify_in", None) != "process" or isinstance(hosting.client, NoServers):
+        return None
+    assert isinstance(server, SimpleResourcesServer)
+    check_verify(hosting.instance.name, server.verify)
+    processes = VerifyProcesses(hosting.config, hosting.instance.name, server.config.verify_workers)
+    object.__setattr__(server, "verify", processes.verify)  # not a field of the model
+    return processes
 
 
 @contextmanager

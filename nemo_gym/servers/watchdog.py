@@ -85,8 +85,8 @@ class BlockedWarnings:
 
 
 _ADVICE = (
-    "If it is `verify`, set `verify_in: thread` for this server; otherwise make the function a plain "
-    "`def`, which runs in a thread. With +executor=processes, only the rollouts of one worker wait"
+    "If it is `verify`, set `verify_in: thread` or `process` for this server; otherwise make the function a "
+    "plain `def`, which runs in a thread. With +executor=processes, only the rollouts of one worker wait"
 )
 
 

@@ -106,7 +106,7 @@ def test_verifier_in_a_thread_may_call_other_servers_and_is_cancelled_with_its_c
     paths = env(folder, APP.replace("DEFINITION", "async def") + CALLING)
 
     async def run() -> None:
-        async with nemo_gym.open_servers(paths, {"env.resources_servers.env.verify_threads": 1}) as client:
+        async with nemo_gym.open_servers(paths, {"env.resources_servers.env.verify_workers": 1}) as client:
             async with asyncio.timeout(60):
                 with pytest.raises(Exception, match="no response to POST /verify within"):
                     await verified(client, "wait", timeout=0.2)
