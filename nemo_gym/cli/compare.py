@@ -1,9 +1,8 @@
 """`ng_compare`: compare two runs, as text or as JSON."""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from unicodedata import east_asian_width
 
 from pydantic import Field
 
@@ -27,6 +26,7 @@ from nemo_gym.config.roots import expand
 from nemo_gym.config_types import BaseNeMoGymCLIConfig
 from nemo_gym.records import BadLines
 from nemo_gym.terminal import counted, one_line, table
+from nemo_gym.text_fit import UNLIMITED, Screen, cut, fitted_columns
 
 _WIDTH = 100
 _LEAST_PROMPT = 20
@@ -70,26 +70,26 @@ def run(config: GymConfig, options: CompareConfig) -> int:
     if options.json_output:
         say_json(found.as_data(), allow_nan=False)
     else:
-        say("\n".join(report(found)))
+        say("\n".join(report(found, Screen.of(sys.stdout).columns)))
     return 0
 
 
-def report(found: Comparison) -> Iterator[str]:
-    """The lines for people."""
+def report(found: Comparison, columns: int = UNLIMITED.columns) -> Iterator[str]:
+    """The lines for people; tables are at most this wide."""
     yield f"A: {found.a_fpath}"
     yield f"B: {found.b_fpath}"
     for warning in found.warnings:
         yield f"warning: {warning}"
     for agent in found.agents:
         yield ""
-        yield from _section(agent)
+        yield from _section(agent, columns)
     yield ""
     yield from _only_in("A", found.agents_only_in_a)
     yield from _only_in("B", found.agents_only_in_b)
     yield _same_tasks(found.same_tasks)
 
 
-def _section(agent: AgentComparison) -> Iterator[str]:
+def _section(agent: AgentComparison, columns: int) -> Iterator[str]:
     if agent.agent_a == agent.agent_b:
         yield one_line(agent.agent_a)
     else:
@@ -103,8 +103,8 @@ def _section(agent: AgentComparison) -> Iterator[str]:
     yield _headline(agent.metric)
     yield _verdict(agent) + (f" ({agent.metric.method})" if agent.metric.method else "")
     yield from _counts(agent)
-    yield from _flip_lines(agent.flips, agent.metric.name)
-    yield from _field_lines(agent)
+    yield from _flip_lines(agent.flips, agent.metric.name, columns)
+    yield from _field_lines(agent, columns)
 
 
 def _headline(metric: FieldComparison) -> str:
@@ -158,7 +158,7 @@ def _alone(run: Summary, decimals: int | None) -> str:
     return f"95 % CI {_number(low, decimals)} to {_number(high, decimals)} ({count})"
 
 
-def _flip_lines(flips: Flips, metric: str) -> Iterator[str]:
+def _flip_lines(flips: Flips, metric: str, columns: int) -> Iterator[str]:
     fell, rose = flips.regression_count, flips.improvement_count
     yield ""
     yield (
@@ -166,11 +166,11 @@ def _flip_lines(flips: Flips, metric: str) -> Iterator[str]:
         f"{counted(fell, 'regression')}, {counted(rose, 'improvement')}, {flips.unchanged_count} unchanged, "
         f"{flips.other_count} other changes"
     )
-    yield from _flip_table("Regressions", "solved in A, not in B", flips.regressions, fell)
-    yield from _flip_table("Improvements", "solved in B, not in A", flips.improvements, rose)
+    yield from _flip_table("Regressions", "solved in A, not in B", flips.regressions, fell, columns)
+    yield from _flip_table("Improvements", "solved in B, not in A", flips.improvements, rose, columns)
 
 
-def _flip_table(title: str, meaning: str, flips: Sequence[Flip], count: int) -> Iterator[str]:
+def _flip_table(title: str, meaning: str, flips: Sequence[Flip], count: int, columns: int) -> Iterator[str]:
     if not flips:
         return
     some = "" if len(flips) == count else f", the {len(flips)} largest of {count}"
@@ -188,25 +188,27 @@ def _flip_table(title: str, meaning: str, flips: Sequence[Flip], count: int) -> 
     ]
     if any(flip.prompt for flip in flips):
         taken = sum(max(map(len, column)) + 2 for column in zip(header, *rows, strict=True))
-        room = max(_LEAST_PROMPT, _WIDTH - taken)
-        rows = [[*row, _cut(flip.prompt, room)] for row, flip in zip(rows, flips, strict=True)]
+        room = max(_LEAST_PROMPT, min(_WIDTH, columns) - taken)
+        rows = [[*row, cut(flip.prompt, room)] for row, flip in zip(rows, flips, strict=True)]
         header.append("prompt")
-    yield table(header, rows)
+    yield table(*fitted_columns(header, rows, columns))
 
 
-def _field_lines(agent: AgentComparison) -> Iterator[str]:
+def _field_lines(agent: AgentComparison, columns: int) -> Iterator[str]:
     p_values = [one.p_value for one in (*agent.costs, *agent.fields) if one.p_value is not None]
     is_many = len(p_values) > _MANY_FIELDS
     if agent.costs:
         yield ""
         yield "Cost (mean per rollout; totals over all rollouts of the agent):"
         header = ["", "A", "B", "difference", "p", "A total", "B total"]
-        yield table(header, [[*_field_row(one, is_many), *_totals(one)] for one in agent.costs])
+        rows = [[*_field_row(one, is_many), *_totals(one)] for one in agent.costs]
+        yield table(*fitted_columns(header, rows, columns))
     others = [one for one in agent.fields if not _is_equal(one)]
     if others:
         yield ""
         yield "Other fields:"
-        yield table(["", "A", "B", "difference", "p"], [_field_row(one, is_many) for one in others])
+        rows = [_field_row(one, is_many) for one in others]
+        yield table(*fitted_columns(["", "A", "B", "difference", "p"], rows, columns))
     if is_many and min(p_values) < SIGNIFICANT:
         yield (
             f"With {len(p_values)} fields, some have p < {SIGNIFICANT} by chance; "
@@ -286,15 +288,6 @@ def _signed(value: float, decimals: int | None = None) -> str:
 
 def _p_text(p_value: float, equals: str, below: str) -> str:
     return f"{below}0.0001" if p_value < 0.0001 else f"{equals}{p_value:.2g}"
-
-
-def _cut(text: str, room: int) -> str:
-    """The start of a text that fits into some columns; wide characters take two."""
-    widths = [2 if east_asian_width(character) in "WF" else 1 for character in text]
-    if sum(widths) <= room:
-        return text
-    kept = sum(used < room for used in accumulate(widths))
-    return text[:kept].rstrip() + "…"
 
 
 COMMAND = Command(

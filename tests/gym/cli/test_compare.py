@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.gym.cli.conftest import Ng
+from tests.support.pseudo_terminal import run_on_terminal
 
 RED = "\x1b[31mred\x1b[0m\x1b]0;owned\x07\u202e"
 
@@ -209,3 +210,20 @@ def test_torn_line_is_an_error_or_is_skipped_and_reported(ng: Ng) -> None:
     assert done.code == 0
     assert done.err.startswith("warning: 1 line skipped:\n  b.jsonl:5: ")
     assert json.loads(done.out)["agents"][0]["metric"]["tasks"] == 4
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_tables_fit_the_terminal(columns: int) -> None:
+    name = "seconds_that_all_calls_to_the_search_tool_of_this_environment_took"
+    for run, seconds in (("a", 1234.5), ("b", 98765.4)):
+        write(f"{run}.jsonl", [(task, task % 2) for task in range(4)], **{name: seconds})
+        write_inputs(run, {task: f"What is {task}? " * 20 for task in range(4)})
+    write("b.jsonl", [(0, 1), (1, 0), (2, 0), (3, 1)], **{name: 98765.4})
+    shown = run_on_terminal("ng", "compare", "a.jsonl", "b.jsonl", cwd=Path.cwd(), columns=columns)
+    lines = shown.text.splitlines()
+    rules = [place for place, line in enumerate(lines) if line.startswith("──")]
+    assert shown.code == 0 and len(rules) >= 2, shown.text
+    for rule in rules:
+        table = [lines[rule - 1], lines[rule], lines[rule + 1]]
+        assert max(map(len, table)) <= columns, table
+    assert "seconds_th" in shown.text and "…" in shown.text
