@@ -224,7 +224,7 @@ class _Resumption:
 
     def _checked_inputs(self, earlier: Manifest | None, changed: list[str], found: Found) -> Any:
         """The plan of this run; refuses one that differs from that of the earlier run."""
-        inputs = earlier.data.get("materialized_inputs") if earlier is not None else None
+        inputs = earlier.inputs() if earlier is not None else None
         recipe = recipe_of(self.config, self.policy.roots)
         digest = _digest(self.materialized) if self.materialized.is_file() else None
         is_as_made = inputs is not None and inputs["sha256"] == digest

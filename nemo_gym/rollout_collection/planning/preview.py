@@ -5,12 +5,14 @@ from pathlib import Path
 
 from nemo_gym.journal import read_lines
 from nemo_gym.path_utils import failures_path_for, manifest_path_for
-from nemo_gym.records import packed
+from nemo_gym.records import BadLines
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
+from nemo_gym.rollout_collection.planning.belonging import strays
 from nemo_gym.rollout_collection.planning.prepare import broken_plan, fewer_rollouts, missing_to_resume
 from nemo_gym.rollout_collection.planning.remaining import WorkCount, packed_key_of
 from nemo_gym.rollout_collection.recording.manifest import Manifest
-from nemo_gym.rollout_collection.recording.recovery import read_failures, read_keyed
+from nemo_gym.rollout_collection.recording.recovery import read_failures
+from nemo_gym.rollout_collection.recording.scan import find_rollouts
 from nemo_gym.rollout_collection.run_servers import Servers
 from nemo_gym.terminal import counted
 
@@ -25,6 +27,8 @@ class ResumePreview:
     rows: dict[int, int] = field(default_factory=dict)
     """Hashes of the rows of the earlier plan that have not occurred in the new plan yet, by packed key."""
     num_changed: int = 0
+    num_foreign: int = 0
+    """Rollouts in the output that do not belong to the earlier plan."""
 
     @classmethod
     def of(cls, config: RolloutCollectionConfig, max_attempts: int) -> "ResumePreview | None":
@@ -32,12 +36,15 @@ class ResumePreview:
         if not config.resume_from_cache or missing_to_resume(config):
             return None
         output, plan = Path(config.output_jsonl_fpath), config.materialized_jsonl_fpath
-        done = {packed(key) for key, _ in read_keyed(output)}
-        work = WorkCount(plan, done, read_failures(failures_path_for(output)), max_attempts)
-        is_broken = broken_plan(plan, 0) is not None  # then a run plans again
-        lines = () if is_broken else read_lines(plan)
-        rows = {packed_key_of(line.data, plan): hash(line.data) for line in lines}
-        return cls(Manifest.load(manifest_path_for(output)), work, plan, rows)
+        index = find_rollouts(output, BadLines(are_skipped=True)).index
+        work = WorkCount(plan, index.keys, read_failures(failures_path_for(output)), max_attempts)
+        manifest = Manifest.load(manifest_path_for(output))
+        if broken_plan(plan, 0) is not None:  # a run would plan again
+            return cls(manifest, work, plan)
+        rows = {packed_key_of(line.data, plan): hash(line.data) for line in read_lines(plan)}
+        accepted = manifest.num_accepted() if manifest is not None else 0
+        foreign = len(strays(output, index, plan))
+        return cls(manifest, work, plan, rows, num_foreign=foreign if foreign > accepted else 0)
 
     def take(self, line: bytes) -> None:
         """One rollout of the new plan."""
@@ -52,6 +59,10 @@ class ResumePreview:
         changes = []
         if self.manifest is not None and servers is not None:
             changes += self.manifest.changed_servers(servers.values)
+        if self.num_foreign:
+            changes.append(
+                f"{counted(self.num_foreign, 'recorded rollout')} that the earlier run did not plan"
+            )
         if self.num_changed:
             changes.append(f"{counted(self.num_changed, 'rollout')} with different inputs")
         if self.rows:

@@ -74,6 +74,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     METRICS_WRITTEN: (str, type(None)),
     WORKER_DEATHS: dict,
 }
+_INPUTS = ("sha256", "rollouts", "by_agent", "recipe")
 _MISSING = object()
 _LONGEST = 80
 _KEY = re.compile(r"\d{1,9}:\d{1,9}")
@@ -156,9 +157,20 @@ class Manifest:
 
     def planned_by_agent(self) -> dict[str, int]:
         """Planned rollouts per agent; empty if that is not known."""
-        inputs = self.data.get("materialized_inputs")
-        by_agent = inputs.get("by_agent") if isinstance(inputs, dict) else None
-        return dict(by_agent) if isinstance(by_agent, dict) else {}
+        by_agent = self.data.get("materialized_inputs", {}).get("by_agent")
+        is_right = isinstance(by_agent, dict) and all(map(_is_count, by_agent.values()))
+        return dict(by_agent) if is_right else {}
+
+    def inputs(self) -> dict[str, Any] | None:
+        """What the manifest says about the plan; None if that is incomplete or contradicts itself."""
+        inputs: dict[str, Any] = self.data.get("materialized_inputs", {})
+        is_right = (
+            isinstance(inputs.get("sha256"), str)
+            and isinstance(inputs.get("recipe"), dict)
+            and _is_count(inputs.get("rollouts"))
+            and sum(self.planned_by_agent().values()) == inputs["rollouts"]
+        )
+        return {key: inputs[key] for key in _INPUTS} if is_right else None
 
     def num_accepted(self) -> int:
         """Rollouts in the output that do not belong to the plan, which the user has accepted."""
@@ -188,22 +200,10 @@ class Manifest:
 def _is_right(key: str, value: Any) -> bool:
     """Whether an entry has the type that this program writes."""
     if key == "materialized_inputs":
-        return isinstance(value, dict) and _are_inputs(value)
+        return isinstance(value, dict)
     if key == "resumed_at":
         return isinstance(value, list) and all(isinstance(one, str) for one in value)
     return isinstance(value, _TYPES.get(key, object)) and not isinstance(value, bool)
-
-
-def _are_inputs(inputs: dict[str, Any]) -> bool:
-    by_agent = inputs.get("by_agent")
-    return (
-        isinstance(inputs.get("sha256"), str)
-        and _is_count(inputs.get("rollouts"))
-        and isinstance(by_agent, dict)
-        and all(map(_is_count, by_agent.values()))
-        and sum(by_agent.values()) == inputs["rollouts"]
-        and isinstance(inputs.get("recipe"), dict)
-    )
 
 
 def _is_count(value: Any) -> bool:

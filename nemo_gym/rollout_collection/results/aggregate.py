@@ -23,6 +23,7 @@ from nemo_gym.python_terms import errors_in_python
 from nemo_gym.records import SKIP_HINT, BadLines, agent_of
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.recording.manifest import Manifest
+from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
 from nemo_gym.rollout_collection.results.shards import Duplicates, ShardLines, Shards
 from nemo_gym.rollout_collection.results.tracking import track_run
@@ -231,7 +232,7 @@ def _duplicate_lines(duplicates: Duplicates) -> list[str]:
 
 def _merge(shards: Shards, output: Path, notice: Notice) -> None:
     """Write all rollouts into one file; an earlier file is kept under another name."""
-    with new_file(output) as file:
+    with exclusive(output), new_file(output) as file:
         file.writelines(shards.lines())
         moved = set_aside([output])
     for kept in moved:

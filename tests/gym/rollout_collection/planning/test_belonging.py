@@ -52,6 +52,20 @@ def test_change_that_keeps_the_size_is_noticed_in_a_complete_output(playground: 
     assert "line 2: rollout 1:0 differs from the plan: input: was 'x', is 'b'" in refused(playground)
 
 
+def test_dry_run_reports_foreign_rollouts(playground: Playground) -> None:
+    playground.collect(num_samples_in_parallel=1)
+    change_line(playground, 2, responses_create_params={"input": "other"})
+    message = refused(playground, dry_run=True)
+    assert "1 recorded rollout that the earlier run did not plan" in message
+
+
+def test_dry_run_counts_what_is_done_without_a_plan(playground: Playground, capsys: Capture) -> None:
+    playground.collect()
+    spoil(playground.materialized, "torn")
+    playground.collect(resume_from_cache=True, dry_run=True)
+    assert "3 rollouts planned, 3 done, 0 skipped, 0 remaining" in capsys.readouterr().err
+
+
 def test_rollout_of_another_agent_is_refused(playground: Playground) -> None:
     playground.collect(num_samples_in_parallel=1)
     change_line(playground, 3, agent_ref={"name": "stranger"})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import nemo_gym
 from nemo_gym.config.current import global_config_dict
 from nemo_gym.config.plain_data import frozen_dictconfig
-from nemo_gym.errors import ConfigError, InputError
+from nemo_gym.errors import ConfigError, InputError, OutputInUseError
 from nemo_gym.metrics import compute_aggregate_metrics
 from nemo_gym.path_utils import (
     aggregate_metrics_path_for,
@@ -25,6 +25,7 @@ from nemo_gym.path_utils import (
     status_path_for,
 )
 from nemo_gym.rollout_collection.config import RolloutAggregationConfig
+from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.results.aggregate import RolloutAggregationHelper, _expand_input_glob
 from nemo_gym.rollout_collection.results.shards import Shards
 from tests.support.commands import free_port
@@ -172,6 +173,14 @@ def test_previous_merged_output_is_kept_under_another_name(caplog: pytest.LogCap
     assert kept.suffix != ".jsonl" and kept.name in caplog.text
 
 
+def test_output_of_a_running_collection_is_not_replaced() -> None:
+    write_shard("shard.jsonl", [rollout(0, 0)])
+    write_shard("all.jsonl", [rollout(7, 0)])
+    with exclusive(Path("all.jsonl")), pytest.raises(OutputInUseError):
+        aggregate("shard.jsonl")
+    assert keys(read("all.jsonl")) == [(7, 0)] and len(list(Path().iterdir())) == 2
+
+
 def test_metrics_of_one_file_can_be_computed_again() -> None:
     write_shard("all.jsonl", [rollout(0, 0)])
     before = Path("all.jsonl").read_bytes()
@@ -224,7 +233,7 @@ def test_line_that_is_not_a_rollout_is_an_error_with_its_position(kind: str) -> 
 def test_torn_last_line_is_an_error_that_says_what_to_do() -> None:
     write_shard("a.jsonl", [GOOD], json.dumps(rollout(1, 0))[:-3])
     with pytest.raises(
-        InputError, match=r"a\.jsonl:2: .*incomplete.*output_jsonl_fpath=a\.jsonl.*resume_from_cache"
+        InputError, match=r"a\.jsonl:2: .*incomplete.*output_jsonl_fpath=\"a\.jsonl\" resume_from_cache=True"
     ):
         aggregate("a.jsonl")
 
@@ -374,7 +383,7 @@ def test_repeated_key_in_one_shard_is_refused_with_its_lines() -> None:
     message = str(caught.value)
     assert "a.jsonl:3: repeats the key of line 1" in message
     assert "a.jsonl:4: repeats the key of line 2" in message
-    assert "+skip_bad_lines=true" in message
+    assert "skip_bad_lines=True" in message
     assert not Path("all.jsonl").exists()
 
 
