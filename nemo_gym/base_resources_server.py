@@ -108,12 +108,13 @@ class SimpleResourcesServer(BaseResourcesServer, AggregatesMetrics, SimpleServer
     def from_instance(cls, hosting: Hosting) -> Self:
         """Record the failures of the judge also if the environment builds an application of its own."""
         server = super().from_instance(hosting)
+        verify = server.verify
         if server.config.verify_in == "thread":
-            verify = in_threads(server, server.verify, server.config.verify_workers)
+            verify = in_threads(server, verify, server.config.verify_workers)
             object.__setattr__(server, "verify", verify)  # not a field of the model
-        if verify_route(server.verify) is server.verify:  # others are served by `setup_webserver` only
-            verify = names_non_finite(judge_failsafe(server.verify))
-            object.__setattr__(server, "verify", verify)  # not a field of the model
+        if verify_route(verify) is verify:  # others are served by `setup_webserver` only
+            verify = names_non_finite(judge_failsafe(verify))
+            object.__setattr__(server, "verify", verify)
         return server
 
     def setup_webserver(self) -> FastAPI:

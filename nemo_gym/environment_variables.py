@@ -1,7 +1,7 @@
 """The environment variables that this project reads or sets. No other module does either."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,9 +54,13 @@ def forget_policy_api_key() -> None:
     os.environ.pop(_POLICY_API_KEY, None)
 
 
-def child_environment() -> dict[str, str]:
-    """The environment for our own child processes, which get their secrets through a pipe."""
-    return {name: value for name, value in os.environ.items() if name != _POLICY_API_KEY}
+def child_environment(roots: Sequence[Path] = ()) -> dict[str, str]:
+    """The environment for our own child processes, which get their secrets through a pipe.
+
+    They look for components and data in `roots` too.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != _POLICY_API_KEY}
+    return {**kept, _EXTRA_ROOTS: os.pathsep.join(map(str, roots))} if roots else kept
 
 
 def is_variable_set(name: str) -> bool:

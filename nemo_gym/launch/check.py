@@ -4,14 +4,15 @@ from collections.abc import Iterator
 
 from nemo_gym.config import GymConfig, ServerInstance, find_file
 from nemo_gym.errors import ConfigError
-from nemo_gym.launch.components import load_module, server_class
+from nemo_gym.launch.components import find_component, load_module, server_class
 from nemo_gym.servers.server_base import configure
 
 
 def check_settings(config: GymConfig, instance: ServerInstance) -> None:
     """Raise a ConfigError if a server's component is missing or rejects its settings."""
     cls = server_class(instance, load_module(instance, config.roots))
-    cls.check_config(configure(cls.config_class(), config, instance))
+    file = find_component(instance, config.roots)
+    cls.check_config(configure(cls.config_class(), config, instance, file))
 
 
 def check_server(config: GymConfig, instance: ServerInstance) -> Iterator[str]:

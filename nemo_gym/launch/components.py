@@ -11,7 +11,8 @@ from types import ModuleType
 from nemo_gym.config import ServerInstance
 from nemo_gym.errors import ComponentError
 from nemo_gym.launch.imports import point_at
-from nemo_gym.servers.server_base import SimpleServer
+from nemo_gym.servers.missing_files import missing_file_note
+from nemo_gym.servers.server_base import SimpleServer, component_folder
 
 
 def find_component(instance: ServerInstance, roots: Sequence[Path]) -> Path:
@@ -32,7 +33,7 @@ def load_module(instance: ServerInstance, roots: Sequence[Path]) -> ModuleType:
     file = find_component(instance, roots)
     package = f"{instance.kind}.{instance.implementation}"
     try:
-        point_at(package, _folder(instance, file), roots)
+        point_at(package, component_folder(instance, file), roots)
         return importlib.import_module(".".join([package, *Path(instance.entrypoint).with_suffix("").parts]))
     except (Exception, SystemExit) as error:  # the boundary to an environment's own code
         raise component_error(instance, file, error, "imported") from error
@@ -58,7 +59,7 @@ def server_class(instance: ServerInstance, module: ModuleType) -> type[SimpleSer
 
 def component_error(instance: ServerInstance, file: Path, error: BaseException, stage: str) -> ComponentError:
     """The error for code of a component that failed while it was `stage`: `imported`, `set up`, `started`."""
-    folder = _folder(instance, file)
+    folder = component_folder(instance, file)
     where = _where(file, folder, error)
     package = _missing_package(error)
     if package is not None:
@@ -68,8 +69,9 @@ def component_error(instance: ServerInstance, file: Path, error: BaseException, 
             f"{instance.name}: {where} needs the package {package!r}, which is not installed; "
             f"run: pip install {wanted}"
         )
+    note = missing_file_note(error, folder)
     return ComponentError(
-        f"{instance.name}: {where} raised {type(error).__name__} while it was {stage}: {error}; "
+        f"{instance.name}: {where} raised {type(error).__name__} while it was {stage}: {note or error}; "
         f"fix the error, or remove the server {instance.name} from the configuration"
     )
 
@@ -90,8 +92,3 @@ def _where(file: Path, folder: Path, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).resolve().is_relative_to(folder)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else str(file)
-
-
-def _folder(instance: ServerInstance, file: Path) -> Path:
-    """The component's folder; its entrypoint may be in a subfolder."""
-    return file.parents[len(Path(instance.entrypoint).parts) - 1]

@@ -141,16 +141,24 @@ async def _has_ended(living: "asyncio.Task[None]", longest_s: float) -> bool:
 
 
 def build_hosted(
-    config: GymConfig, name: str, client: ServerClient, *, worker: int | None = None
+    config: GymConfig,
+    name: str,
+    client: ServerClient,
+    *,
+    worker: int | None = None,
+    working_dir: Path | None = None,
 ) -> HostedServer:
-    """Import, configure and set up one server."""
+    """Import, configure and set up one server.
+
+    `working_dir` is where the command was started, if the process has changed its directory since.
+    """
     instance = config.server(name)
     file = find_component(instance, config.roots)
-    hosting = Hosting(config, instance, client, file, worker)
+    hosting = Hosting(config, instance, client, file, worker, working_dir)
     token = current_hosting.set(hosting)
     try:
         limits = SizeLimits.from_settings(config.data)
-        return HostedServer(name, _application(hosting), config.secrets, limits)
+        return HostedServer(name, _application(hosting), config.secrets, limits, hosting.folder)
     except ComponentError as error:
         raise _redacted(error, config) from error
     finally:

@@ -11,19 +11,22 @@ import signal
 import socket
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nemo_gym.client import ServerClient
 from nemo_gym.codec import encode_json
-from nemo_gym.config import config_from_bytes
+from nemo_gym.config import GymConfig, config_from_bytes
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.errors import NeMoGymError
 from nemo_gym.http.transport_choice import apply_client_settings
+from nemo_gym.launch.components import find_component
 from nemo_gym.launch.embedded import build_hosted
 from nemo_gym.log_output import log_counts, start_logging
 from nemo_gym.servers.serve import GRACE_S, serve
+from nemo_gym.servers.server_base import component_folder
 
 
 def main() -> None:
@@ -45,7 +48,8 @@ def main() -> None:
     listener = socket.socket(fileno=options.listener_fd)
     try:
         client = ServerClient(config.head_server, config.values)
-        hosted = build_hosted(config, options.instance, client, worker=options.worker)
+        started_in = _enter_component_folder(config, options.instance)
+        hosted = build_hosted(config, options.instance, client, worker=options.worker, working_dir=started_in)
     except NeMoGymError as error:
         _report(options.status_fd, {"error": str(error)})
         sys.exit(error.exit_code)
@@ -60,6 +64,13 @@ def main() -> None:
         listener=listener,
         on_ready=lambda: _report(options.status_fd, {"ready": True}),
     )
+
+
+def _enter_component_folder(config: GymConfig, name: str) -> Path:
+    """Make the component's folder the working directory; returns the one before."""
+    before, instance = Path.cwd(), config.server(name)
+    os.chdir(component_folder(instance, find_component(instance, config.roots)))
+    return before
 
 
 def _take_standard_input() -> int:

@@ -107,7 +107,7 @@ class ServerProcess:
             stdout=output,
             stderr=output,
             pass_fds=(listener.fileno(), status.fileno()),
-            env=child_environment(),
+            env=child_environment(self.config.roots),  # absolute: the child changes its directory
             start_new_session=True,  # Ctrl-C in the terminal reaches only the parent
         )
 

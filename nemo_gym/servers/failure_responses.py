@@ -9,6 +9,7 @@ import logging
 import os
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi.exceptions import ResponseValidationError
@@ -34,6 +35,7 @@ from nemo_gym.http import (
     ServerUnreachableError,
 )
 from nemo_gym.servers.asgi import SESSION_HEADERS_KEY, adding_headers
+from nemo_gym.servers.missing_files import missing_file_note
 from nemo_gym.servers.sessions import SessionEndedError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ class Failures:
 
     server_name: str
     secrets: frozenset[str] = frozenset()
+    folder: Path | None = None
+    """The folder of its component."""
 
     async def respond_to(self, error: Failed, request: Request) -> Response:
         """The response to a request whose route raised: from the application's own handler, if any."""
@@ -101,6 +105,8 @@ class Failures:
             logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
             cause = _cause(self.server_name, 502, kind)
         else:  # first raised here: the one place that logs it
+            if note := missing_file_note(error, self.folder):
+                error.add_note(note)
             self.log(error)
             cause = _cause(self.server_name, 500, kind, getattr(error, "failure_count", 1))
         text = redact(_described(error), self.secrets)
@@ -115,11 +121,11 @@ def _handler_for(app: Any, error: Failed) -> Any:
 
 
 def _described(error: Failed) -> str:
-    """The exception's `repr`; for a validation error, with the errors that its `repr` leaves out."""
+    """The exception's `repr` with its notes; for a validation error, with the errors that it leaves out."""
     if isinstance(error, ResponseValidationError):
         found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:10]]
         return f"ResponseValidationError({'; '.join(found)})"
-    return repr(error)
+    return "; ".join([repr(error), *getattr(error, "__notes__", ())])
 
 
 def _cause(server: str, status: int, kind: FailureKind, count: int = 1) -> dict[str, str]:

@@ -8,6 +8,7 @@ server, so the response is the same.
 import asyncio
 import os
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -55,12 +56,14 @@ class HostedServer(HostedApp):
         app: FastAPI,
         secrets: frozenset[str] = frozenset(),
         limits: SizeLimits = SizeLimits(),  # noqa: B008  # immutable
+        folder: Path | None = None,
     ) -> None:
+        """`folder`: that of the component, for messages about files that are missing."""
         _check_reserved(name, app)
         self.limits = limits
         sessions = sessions_of(app)
         store = sessions.store if sessions is not None else SessionStore("")
-        super().__init__(name, app, store, Failures(name, secrets))
+        super().__init__(name, app, store, Failures(name, secrets, folder))
         self._owner = os.getpid()
         self.sessions.server_name = name
         self.sessions.log_error = self.failures.log

@@ -20,6 +20,7 @@ from nemo_gym.config import (
     parse_arguments,
     validate_fields,
 )
+from nemo_gym.config.component_files import ComponentFiles
 from nemo_gym.config.current import set_global_config_dict
 from nemo_gym.config.known_settings import FOR_PYTHON
 from nemo_gym.config.unknown import refuse_unknown_fields
@@ -44,6 +45,12 @@ class Hosting:
     file: Path
     worker: int | None = None
     """Number of this process among the instance's workers; None if there is only one."""
+    working_dir: Path | None = None
+    """Where the command was started, if this process has changed to the component's folder since."""
+
+    @property
+    def folder(self) -> Path:
+        return component_folder(self.instance, self.file)
 
 
 current_hosting: ContextVar[Hosting | None] = ContextVar("current_hosting", default=None)
@@ -55,11 +62,25 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
     return hosting is not None and hosting.worker is not None and hosting.file == Path(file).resolve()
 
 
-def configure(config_class: type[BaseModel], config: GymConfig, instance: ServerInstance) -> BaseModel:
-    """The block of an instance, validated by the configuration class of its server."""
-    data = {**instance.settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
+def component_folder(instance: ServerInstance, file: Path) -> Path:
+    """The component's folder; its entrypoint `file` may be in a subfolder."""
+    return file.parents[len(Path(instance.entrypoint).parts) - 1]
+
+
+def configure(
+    config_class: type[BaseModel],
+    config: GymConfig,
+    instance: ServerInstance,
+    file: Path,
+    working_dir: Path | None = None,
+) -> BaseModel:
+    """The block of an instance, validated by the configuration class of its server in `file`."""
+    files = ComponentFiles(component_folder(instance, file), working_dir or Path.cwd())
+    settings = files.located(instance.settings, config_class, instance.path)
+    data = {**settings, "name": instance.name, "host": instance.host, "port": instance.port or 0}
     refuse_unknown_fields(config_class, instance.path, config.undeclared, config.texts)
-    return validate_fields(config_class, data, config.texts, instance.path, roots=config.roots)
+    texts = {key: text for key, text in config.texts.items() if key not in files.changed}
+    return validate_fields(config_class, data, texts, instance.path, roots=config.roots)
 
 
 class BaseServer(BaseModel):
@@ -85,7 +106,9 @@ class BaseServer(BaseModel):
     @classmethod
     def from_instance(cls, hosting: Hosting) -> Self:
         """Build the server that an instance of the configuration describes."""
-        config = configure(cls.config_class(), hosting.config, hosting.instance)
+        config = configure(
+            cls.config_class(), hosting.config, hosting.instance, hosting.file, hosting.working_dir
+        )
         cls.check_config(config)
         return cls(config=config, server_client=hosting.client)
 
