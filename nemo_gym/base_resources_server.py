@@ -20,6 +20,7 @@ from nemo_gym.servers.non_finite import names_non_finite
 from nemo_gym.servers.server_base import BaseServer, Hosting, SimpleServer
 from nemo_gym.servers.verify_route import verify_route
 from nemo_gym.servers.verify_thread import in_threads
+from nemo_gym.types import UNKNOWN_TOOL_HEADER
 
 __all__ = [
     "AggregateMetrics",
@@ -145,4 +146,5 @@ async def _no_such_tool(scope: Scope, receive: Receive, send: Send) -> None:
     tools = [route.path[1:] for route in routes if "POST" in (getattr(route, "methods", None) or ())]
     names = ", ".join(name for name in tools if f"/{name}" not in own)
     asked = scope["path"].removeprefix("/")
-    raise HTTPException(404, f"there is no tool named {asked!r}; the tools are: {names or 'none'}")
+    detail = f"there is no tool named {asked!r}; the tools are: {names or 'none'}"
+    raise HTTPException(404, detail, headers={UNKNOWN_TOOL_HEADER: "1"})

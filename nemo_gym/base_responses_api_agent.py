@@ -13,8 +13,12 @@ from nemo_gym.servers.non_finite import names_non_finite
 from nemo_gym.servers.rollout_record import rollout_record
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.server_base import SimpleServer
+from nemo_gym.types import STEPS_KEY_NAME, STOPPED_BY_KEY_NAME, TOOLS_KEY_NAME, UNKNOWN_TOOL_HEADER
 
 __all__ = [
+    "STEPS_KEY_NAME",
+    "STOPPED_BY_KEY_NAME",
+    "TOOLS_KEY_NAME",
     "AggregateMetrics",
     "AggregateMetricsRequest",
     "BaseResponsesAPIAgentConfig",
@@ -22,6 +26,7 @@ __all__ = [
     "SimpleResponsesAPIAgent",
     "is_reserved_tool_name",
     "is_session_ended",
+    "is_unknown_tool",
     "rollout_record",
 ]
 
@@ -39,6 +44,13 @@ def is_session_ended(response: ClientResponse) -> bool:
     """Whether the server refused the request because its session has ended: the rollout cannot continue."""
     # A tool may use 410 for something else; that is not infrastructure.
     return response.status == 410 and response.headers.get(FAILURE_KIND_HEADER) == FailureKind.INFRASTRUCTURE
+
+
+def is_unknown_tool(response: ClientResponse) -> bool:
+    """Whether a 404 says that there is no such tool, and was not chosen by a tool."""
+    return response.status == 404 and (
+        UNKNOWN_TOOL_HEADER in response.headers or response.body == b'{"detail":"Not Found"}'
+    )
 
 
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):

@@ -11,6 +11,7 @@ from nemo_gym.metrics.pass_at_k import (
     highest_k_metrics,
 )
 from nemo_gym.metrics.summary import Summary, summarize
+from nemo_gym.metrics.tool_use import tool_use_fields
 
 __all__ = [
     "Columns",
@@ -26,4 +27,5 @@ __all__ = [
     "highest_k_metrics",
     "numeric_fields",
     "summarize",
+    "tool_use_fields",
 ]

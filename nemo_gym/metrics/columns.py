@@ -13,6 +13,7 @@ from typing import Any
 
 from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.statistics import ByTask, Floats, Statistics, of_rows, overall
+from nemo_gym.metrics.tool_use import ToolUse
 from nemo_gym.metrics.uncertainty import Estimate, Range, around
 from nemo_gym.types import TASK_INDEX_KEY_NAME
 
@@ -37,6 +38,7 @@ class Columns:
         """How many values of each field were NaN or infinite."""
         self.copied: Counter[str] = Counter()
         """How many values of each field equal that of the row, as far as the rows are known."""
+        self.tool_use = ToolUse()
         self._columns: dict[str, array[float]] = {}
         self._means: dict[str, _Running] = {}
 
@@ -104,6 +106,7 @@ class Columns:
         self.retried.extend(array("q", [place + before for place in other.retried]))
         self.non_finite.update(other.non_finite)
         self.copied.update(other.copied)
+        self.tool_use.extend(other.tool_use)
         for name, theirs in other._columns.items():
             column = self._columns.get(name)
             if column is None:
@@ -119,6 +122,7 @@ class Columns:
             take(numbers)
         for names in (sorted(self.non_finite.items()), sorted(self.copied_names())):
             take(repr(names).encode("utf-8", "surrogatepass"))
+        self.tool_use.feed(take)
         for name, column in self._columns.items():
             take(name.encode("utf-8", "surrogatepass") + b"\0")
             take(column)
@@ -154,9 +158,9 @@ class Columns:
         return dict(self._statistics(with_errors=False))
 
     def metrics(self) -> dict[str, float]:
-        """The statistics, the uncertainty of each mean, and the number of values that were not finite."""
+        """The statistics, the uncertainty of each mean, values that were not finite, and tool calls."""
         non_finite = {f"{NON_FINITE}/{name}": count for name, count in self.non_finite.items()}
-        return dict(self._statistics(with_errors=True)) | non_finite
+        return dict(self._statistics(with_errors=True)) | non_finite | self.tool_use.metrics()
 
     def _statistics(self, *, with_errors: bool) -> Iterator[tuple[str, float]]:
         by_task = self.by_task() if with_errors and len(self) else None

@@ -26,6 +26,7 @@ class Intake:
         non_finite: list[str] = []
         numbers = numeric_fields(record, non_finite)
         self.columns.add(task, rollout, numbers, non_finite, bool(record.get(ATTEMPT_INDEX_KEY_NAME)))
+        self.columns.tool_use.take(record)
 
     def take_finite(self, tasks: Sequence[int], rollouts: Sequence[int], records: Sequence[Record]) -> None:
         """Add rollouts whose numbers are all finite and fit into a float, as in JSON that orjson has parsed.
@@ -35,6 +36,7 @@ class Intake:
         numbers = self._numbers_of(records)
         if numbers is not None:
             self.columns.add_many(tasks, rollouts, numbers)
+            self.columns.tool_use.take_many(records)
             return
         shapes: dict[tuple[Any, ...], list[int]] = {}
         for place, record in enumerate(records):

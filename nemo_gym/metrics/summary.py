@@ -8,6 +8,7 @@ from nemo_gym.metrics.columns import REWARD, Columns
 from nemo_gym.metrics.lazy_numpy import np
 from nemo_gym.metrics.pass_at_k import pass_at_k
 from nemo_gym.metrics.retry_effect import RetryGap, retry_gap
+from nemo_gym.metrics.tool_use import ToolUse
 from nemo_gym.metrics.uncertainty import Estimate, estimate_task_mean
 
 _MOST_BINS = 10
@@ -47,6 +48,7 @@ class Summary:
     number of rollouts, as far as half of the tasks have k rollouts."""
     non_finite: dict[str, int] = field(default_factory=dict)
     """How many values of a field were NaN or infinite."""
+    tool_use: ToolUse = field(default_factory=ToolUse)
 
     @property
     def missing(self) -> int:
@@ -77,6 +79,7 @@ class Summary:
             "histogram": [asdict(one) for one in self.histogram],
             "pass_at_k": {str(k): _estimate_data(estimate) for k, estimate in self.pass_at.items()},
             "non_finite": self.non_finite,
+            "tool_use": self.tool_use.metrics(),
         }
 
     def coverage(self) -> dict[str, Any]:
@@ -113,6 +116,7 @@ def summarize(agent: str, columns: Columns, planned: int | None = None) -> Summa
         _histogram(values),
         _pass_at(columns),
         dict(columns.non_finite),
+        columns.tool_use,
     )
 
 

@@ -49,6 +49,8 @@ class Success:
     """Its numeric fields."""
     odd: tuple[str, ...] = ()
     """The names of the fields that are NaN or infinite."""
+    tool_use: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the record that say how the agent used its tools."""
     attempts: int = 1
     """Attempts in this run."""
     copied: tuple[str, ...] = ()

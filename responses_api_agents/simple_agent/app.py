@@ -1,7 +1,6 @@
 """The default agent: model, tools, model, … until the model calls no more tools; then verification."""
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request, Response
@@ -9,6 +8,7 @@ from pydantic import Field
 
 from nemo_gym.base_resources_server import BaseRunRequest
 from nemo_gym.base_responses_api_agent import (
+    STOPPED_BY_KEY_NAME,
     AggregateMetrics,
     AggregateMetricsRequest,
     BaseResponsesAPIAgentConfig,
@@ -16,51 +16,24 @@ from nemo_gym.base_responses_api_agent import (
     SimpleResponsesAPIAgent,
     is_reserved_tool_name,
     is_session_ended,
+    is_unknown_tool,
     rollout_record,
 )
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
-from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming, add_usage
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import ClientResponse
-
-Item = dict[str, Any]
+from responses_api_agents.simple_agent.episode import Episode, Item
+from responses_api_agents.simple_agent.tool_counts import Problem
 
 
 class SimpleAgentConfig(BaseResponsesAPIAgentConfig):
     resources_server: ResourcesServerRef
     model_server: ModelServerRef
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: int | None = Field(default=100, ge=1)
     """Maximum number of model calls in one rollout; None: until the model calls no more tools."""
     skip_verification: bool = False
     """Give every rollout `skip_verification_reward` instead of calling the verifier."""
     skip_verification_reward: float = 0.0
-
-
-@dataclass
-class Episode:
-    """One conversation as it grows."""
-
-    params: dict[str, Any]
-    cookies: dict[str, Any]
-    """Sessions on all servers: the cookies of each response go along with the next call."""
-    output: list[Item] = field(default_factory=list)
-    usage: dict[str, Any] | None = None
-    last: dict[str, Any] = field(default_factory=dict)
-
-    def take_response(self, response: dict[str, Any]) -> list[Item]:
-        """Append what the model generated; returns the function calls to make."""
-        self.last = response
-        self.output += response["output"]
-        if response.get("usage"):
-            self.usage = add_usage(self.usage, response["usage"])
-        if response.get("incomplete_details"):
-            return []
-        return [item for item in response["output"] if item.get("type") == "function_call"]
-
-    def take_output(self, call: Item, text: str) -> None:
-        self.output.append({"type": "function_call_output", "call_id": call.get("call_id"), "output": text})
-
-    def final(self) -> dict[str, Any]:
-        return {**self.last, "output": self.output, "usage": self.usage}
 
 
 class SimpleAgent(SimpleResponsesAPIAgent):
@@ -80,7 +53,8 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         seeded = await self._post(self.config.resources_server, "/seed_session", row, cookies)
         seeded.raise_for_status()
         episode = await self._run_episode(row["responses_create_params"], cookies)
-        verify_request = {**row, "response": episode.final()}
+        row.pop(STOPPED_BY_KEY_NAME, None)  # of an earlier run
+        verify_request = {**row, "response": episode.final(), **episode.counts()}
         if self.config.skip_verification:
             skipped = {"reward": self.config.skip_verification_reward, "verification_skipped": True}
             return Response(json.dumps(verify_request | skipped), media_type="application/json")
@@ -103,14 +77,13 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         prompt = params["input"]
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
-        steps = 0
-        while True:
-            steps += 1
-            calls = episode.take_response(await self._ask_model(episode, prompt))
-            if not calls or steps == self.config.max_steps:
-                return episode
+        while calls := episode.take_response(await self._ask_model(episode, prompt)):
+            if episode.steps == self.config.max_steps:
+                episode.stopped_by = "max_steps"
+                break
             for call in calls:
-                episode.take_output(call, await self._call_tool(call, episode.cookies))
+                episode.take_output(call, await self._call_tool(call, episode))
+        return episode
 
     async def _ask_model(self, episode: Episode, prompt: list[Item]) -> dict[str, Any]:
         body = {**episode.params, "input": prompt + episode.output}
@@ -122,18 +95,21 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         response: dict[str, Any] = await received.json()
         return response
 
-    async def _call_tool(self, call: Item, cookies: dict[str, Any]) -> str:
+    async def _call_tool(self, call: Item, episode: Episode) -> str:
         """The tool's output for the model to read, whatever its status. Raises if the session has ended."""
         name = call.get("name")
         if not isinstance(name, str) or is_reserved_tool_name(name):
+            episode.tools.add(name, "unknown")
             return f"There is no tool named {name!r}."
         try:
             arguments = json.loads(call.get("arguments") or "")
         except (TypeError, ValueError, RecursionError) as error:
+            episode.tools.add(name, "invalid")
             return f"The arguments of this call are not JSON: {error}"
-        response = await self._post(self.config.resources_server, f"/{name}", arguments, cookies)
+        response = await self._post(self.config.resources_server, f"/{name}", arguments, episode.cookies)
         if is_session_ended(response):
             response.raise_for_status()
+        episode.tools.add(name, _problem(response, arguments))
         return await response.text()
 
     async def _post(
@@ -142,6 +118,14 @@ class SimpleAgent(SimpleResponsesAPIAgent):
         response = await self.server_client.post(server.name, path, json=body, cookies=cookies)
         cookies.update(response.cookies)
         return response
+
+
+def _problem(response: ClientResponse, arguments: object) -> Problem | None:
+    if is_unknown_tool(response):
+        return "unknown"
+    if response.status == 422 or not isinstance(arguments, dict):
+        return "invalid"
+    return None if response.ok else "failed"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from nemo_gym.metrics.columns import REWARD
 from nemo_gym.metrics.headline import between, headline, warnings
 from nemo_gym.metrics.summary import Bin, Summary
 from nemo_gym.metrics.uncertainty import ERRORS
+from nemo_gym.rollout_collection.display.tool_lines import tool_lines
 from nemo_gym.rollout_collection.results.agent_metrics import Entry
 from nemo_gym.terminal import bar_chart, one_line, step, table
 from nemo_gym.text_fit import Screen, cut, fitted_columns, shortened, width_of, wrapped
@@ -51,7 +52,8 @@ def _around_the_rows(chart: Sequence[str]) -> int:
 
 def _head(entry: Entry, columns: int) -> list[str]:
     agent = shortened(one_line(entry.agent), columns // 2)
-    texts = [f"{agent}: {headline(entry.summary)}", *warnings(entry.summary)]
+    summary = entry.summary
+    texts = [f"{agent}: {headline(summary)}", *warnings(summary), *tool_lines(summary.tool_use)]
     if entry.note is not None:
         texts.append(one_line(entry.note))
     return [line for text in texts for line in wrapped(text, columns)]

@@ -19,7 +19,7 @@ from nemo_gym.config import redact, secret_values
 from nemo_gym.endpoint_health import RunEndpoints
 from nemo_gym.failures import Boundary
 from nemo_gym.http import ClientResponse, ServerCallError, ServerUnreachableError, retry_after_s
-from nemo_gym.metrics import numeric_fields
+from nemo_gym.metrics import numeric_fields, tool_use_fields
 from nemo_gym.records import key_of
 from nemo_gym.rollout_collection.execution.play import (
     AgentFailure,
@@ -112,7 +112,8 @@ def _success(planned: PlannedRollout, played: Played) -> Success:
         rollout[NON_FINITE_KEY_NAME] = odd
     copied = tuple(name for name, value in planned.numbers.items() if numbers.get(name) == value)
     line = _record_line(planned, played)
-    return Success(planned.key, planned.agent, line, numbers, tuple(odd), copied=copied)
+    odd_names, tools = tuple(odd), tool_use_fields(rollout)
+    return Success(planned.key, planned.agent, line, numbers, odd_names, copied=copied, tool_use=tools)
 
 
 def _record_line(planned: PlannedRollout, played: Played) -> bytes:

@@ -90,6 +90,7 @@ class Recorder:
             self._found.index.add(outcome.key, offset)
             columns = self._found.columns[outcome.agent]
             columns.add(*outcome.key, outcome.numbers, outcome.odd, outcome.is_retried, outcome.copied)
+            columns.tool_use.take(outcome.tool_use)
         elif outcome.is_kept:
             if self._failures is None:
                 self._failures = self._files.enter_context(Journal(failures_path_for(self._output)))

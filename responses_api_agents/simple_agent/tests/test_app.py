@@ -242,6 +242,75 @@ def test_no_more_than_max_steps_calls_of_the_model() -> None:
     ]
 
 
+def test_rollout_says_that_max_steps_ended_it() -> None:
+    world = World(lambda request: model_response(function_call("add", a=1)), max_steps=3)
+    rollout = world.run(_ng_stopped_by="an earlier run")
+    assert (rollout["_ng_stopped_by"], rollout["_ng_steps"]) == ("max_steps", 3)
+    assert "incomplete_details" not in rollout["response"]
+    done = World(after_tools(function_call("add", a=1)), max_steps=2).run(_ng_stopped_by="an earlier run")
+    assert "_ng_stopped_by" not in done and done["_ng_steps"] == 2
+
+
+def test_rollout_ends_after_100_steps_by_default() -> None:
+    world = World(lambda request: model_response(function_call("add", a=1)))
+    rollout = world.run()
+    assert (rollout["_ng_stopped_by"], rollout["_ng_steps"], len(world.model.requests)) == (
+        "max_steps",
+        100,
+        100,
+    )
+
+
+def counts(calls: int = 1, failed: int = 0, unknown: int = 0, invalid: int = 0) -> dict[str, int]:
+    return {"calls": calls, "failed": failed, "unknown": unknown, "invalid": invalid}
+
+
+@pytest.mark.parametrize("skip_verification", [False, True])
+def test_tool_calls_are_counted_by_their_outcome(skip_verification: bool) -> None:
+    calls = [
+        *(call("add", '{"a": 1}'), call("add", '{"a": "x"}'), call("add", "{"), call("any", "[1]")),
+        *(call("refuse"), call("gone"), call("crash"), call("text")),
+        *(call("subtract"), call("verify"), call("../x"), call("")),
+    ]
+    rollout = World(after_tools(*calls), skip_verification=skip_verification).run()
+    assert rollout["_ng_tools"] == {
+        "add": counts(3, invalid=2),
+        "any": counts(1, invalid=1),
+        "refuse": counts(1, failed=1),  # a 404 that the tool chose
+        "gone": counts(1, failed=1),
+        "crash": counts(1, failed=1),
+        "text": counts(1),
+        "subtract": counts(1, unknown=1),
+        "verify": counts(1, unknown=1),
+        "../x": counts(1, unknown=1),
+        "(no name)": counts(1, unknown=1),
+    }
+    assert rollout["_ng_steps"] == 2
+
+
+def test_tool_missing_from_an_application_of_the_environments_own_is_unknown() -> None:
+    world = World(after_tools(call("subtract")))
+    plain = FastAPI()
+    world.environment.setup_session_middleware(plain)
+    plain.post("/seed_session")(world.environment.seed_session)
+    plain.post("/verify")(world.environment.verify)
+    world.servers["tools"] = HostedServer("tools", plain)
+    assert world.run()["_ng_tools"] == {"subtract": counts(1, unknown=1)}
+
+
+def test_counts_stay_small_whatever_names_a_model_invents() -> None:
+    calls = [call(f"{number}" + "x" * 10_000) for number in range(200)]
+    tools = World(after_tools(*calls)).run()["_ng_tools"]
+    assert len(tools) <= 33 and max(map(len, tools)) <= 64
+    assert sum(one["calls"] for one in tools.values()) == 200
+    assert tools["(others)"] == counts(168, unknown=168)
+
+
+def test_rollout_without_tools_has_empty_counts() -> None:
+    rollout = World(lambda request: model_response(message("hi"))).run()
+    assert (rollout["_ng_steps"], rollout["_ng_tools"]) == (1, {})
+
+
 def test_max_steps_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="max_steps"):
         World(model_response, max_steps=0)
@@ -405,6 +474,7 @@ def test_input_and_transcript_are_kept_whatever_the_verifier_returns(transcript:
     rollout = world.run(**ROW)
     output = [item["type"] for item in rollout.pop("response")["output"]]
     assert output == ["function_call", "function_call_output", "message"]
+    assert rollout.pop("_ng_steps") == 2 and rollout.pop("_ng_tools")
     assert rollout == {**ROW, "responses_create_params": {"input": "go"}, **verdict}
 
 
