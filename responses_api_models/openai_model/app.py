@@ -1,6 +1,5 @@
 """Any OpenAI-compatible endpoint as a model server: both routes, whichever of them the endpoint has."""
 
-import asyncio
 import logging
 from functools import cached_property
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
+from nemo_gym.openai_utils.call_slots import CallSlots
 from nemo_gym.openai_utils.wire_data import takes_data
 from nemo_gym.responses_converter import ResponsesConverter
 from responses_api_models.openai_model.conversion_statuses import conversion_errors
@@ -72,9 +72,9 @@ class OpenAIModel(SimpleResponsesAPIModel):
         )
 
     @cached_property
-    def slots(self) -> asyncio.Semaphore | None:
+    def slots(self) -> CallSlots | None:
         limit = self.config.max_concurrent_requests
-        return asyncio.Semaphore(limit) if limit is not None else None
+        return CallSlots(limit) if limit is not None else None
 
     @cached_property
     def takes_seed(self) -> bool:

@@ -1,6 +1,5 @@
 """A model server for vLLM: calls the engine over Chat Completions, serves both APIs, and returns tokens."""
 
-import asyncio
 import time
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cached_property
@@ -17,6 +16,7 @@ from nemo_gym.openai_utils import (
     NeMoGymResponse,
     NeMoGymResponseCreateParamsNonStreaming,
 )
+from nemo_gym.openai_utils.call_slots import CallSlots
 from nemo_gym.responses_converter import RequestFormatError, ResponseFormatError, VLLMConverter
 from responses_api_models.vllm_model import replica_call
 from responses_api_models.vllm_model.replicas import REPLICA_TRIES, Replicas
@@ -48,7 +48,7 @@ class VLLMModel(SimpleResponsesAPIModel):
     @cached_property
     def slots(self) -> AbstractAsyncContextManager[None]:
         limit = self.config.max_concurrent_requests
-        return asyncio.Semaphore(limit) if limit is not None else nullcontext()
+        return CallSlots(limit) if limit is not None else nullcontext()
 
     @cached_property
     def converter(self) -> VLLMConverter:

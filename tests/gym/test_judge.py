@@ -7,7 +7,8 @@ from fastapi import FastAPI, HTTPException, Request
 from nemo_gym.base_resources_server import BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.base_responses_api_model import SimpleResponsesAPIModel
 from nemo_gym.client import ServerClient
-from nemo_gym.http import ClientResponse
+from nemo_gym.failures import Boundary, FailureKind, kind_of_exception
+from nemo_gym.http import ClientResponse, ServerUnreachableError
 from nemo_gym.judge import JudgeError, call_judge, judge_failsafe, reraise_judge_errors
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
@@ -219,3 +220,30 @@ def test_decorated_verifier_can_be_called_directly() -> None:
     response = asyncio.run(server.verify(body))
     assert b'"task"' in response.body
     assert b"entrypoint" not in response.body
+
+
+def test_wrong_key_of_a_judge_keeps_its_kind_and_failures_of_its_calls_are_counted() -> None:
+    refused = ServerUnreachableError("judge", "no such host", FailureKind.CONFIGURATION)
+    failed = ServerUnreachableError("judge", "broken", failure_count=6)
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    def judged(error: Exception) -> JudgeError:
+        with pytest.raises(JudgeError) as raised:
+            asyncio.run(reraise_judge_errors(fail(error)))
+        return raised.value
+
+    assert kind_of_exception(judged(refused), Boundary.SERVER_CODE) == "configuration"
+    assert kind_of_exception(judged(failed), Boundary.SERVER_CODE) == "judge_failed"
+    assert judged(failed).failure_count == 6
+
+    errors = {"refused": judged(refused), "failed": judged(failed)}
+
+    @judge_failsafe
+    async def verify_row(body: dict[str, Any]) -> None:
+        raise errors[body["task"]]
+
+    assert b'"_ng_failure_class":"configuration"' in asyncio.run(verify_row({"task": "refused"})).body
+    body = asyncio.run(verify_row({"task": "failed"})).body
+    assert b'"_ng_failure_class":"judge_failed"' in body and b'"_ng_failure_count":6' in body

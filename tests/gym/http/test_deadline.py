@@ -153,3 +153,18 @@ def test_closed_event_loop_leaves_nothing_behind() -> None:
 
     asyncio.run(cut_off())  # cancels the remaining tasks
     assert not deadline._queues
+
+
+def test_time_that_was_waited_does_not_count() -> None:
+    async def run() -> float:
+        loop, waits = asyncio.get_running_loop(), [0.0]
+        began = loop.time()
+        loop.call_later(3.0, waits.__setitem__, 0, 4.0)
+        loop.call_later(8.0, waits.__setitem__, 0, 6.0)
+        with pytest.raises(TimeoutError), Deadline(5.0, lambda: waits[0]):
+            await asyncio.Event().wait()
+        return loop.time() - began
+
+    took_s, _ = run_in_virtual_time(run())
+    assert took_s == pytest.approx(11.0, abs=0.1)
+    assert not deadline._queues
