@@ -1,6 +1,7 @@
 """The base of all three server kinds: a pydantic object that builds its FastAPI application."""
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -27,12 +28,14 @@ from nemo_gym.config.unknown import refuse_unknown_fields
 from nemo_gym.config_types import BaseRunServerInstanceConfig, ConfigError
 from nemo_gym.errors import ComponentError, NeMoGymError
 from nemo_gym.http.transport_choice import apply_client_settings
+from nemo_gym.log_output import start_logging
 from nemo_gym.servers.hosted import HostedServer
 from nemo_gym.servers.run_sessions import RunSessions
 from nemo_gym.servers.secured import with_given_access_token
 from nemo_gym.servers.session_middleware import add_sessions
 from nemo_gym.servers.sessions import SessionStore
 from nemo_gym.session_cookies import session_cookie_name
+from nemo_gym.terminal import safe_text
 
 
 @dataclass(frozen=True)
@@ -172,16 +175,18 @@ class SimpleServer(BaseServer):
             return cls.from_instance(hosting).setup_webserver()
         from nemo_gym.servers.serve import serve  # loads uvicorn, which embedded servers do not need
 
+        logs = start_logging(logging.INFO, with_names=True)
         try:
             given = parse_arguments(sys.argv[1:])
             config = assign_ports(load_config(overrides=given, accepted=FOR_PYTHON))
             hosting = cls._hosting_from(with_given_access_token(config))
+            logs.hide(hosting.config.secrets)
             set_global_config_dict(hosting.config.values)
             apply_client_settings(hosting.config.data)
             current_hosting.set(hosting)
             app = cls.from_instance(hosting).setup_webserver()
         except NeMoGymError as error:  # run as a script: there is no command that prints the error
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            sys.stderr.write(safe_text(f"{type(error).__name__}: {error}\n"))
             sys.exit(error.exit_code)
         server = HostedServer(hosting.instance.name, app, hosting.config.secrets)
         serve(server, hosting.instance, hosting.config)
