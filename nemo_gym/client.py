@@ -150,12 +150,11 @@ class ServerClient:
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:
-        """The head server's address: from the configuration of this process, else the default."""
-        from nemo_gym.config.current import maybe_get_global_config_dict
+        """The head server's address: from the configuration of this process, env.yaml or the default."""
+        from nemo_gym.config.current import head_server_settings
 
-        values: Mapping[str, Any] = maybe_get_global_config_dict() or {}
         return BaseServerConfig.model_validate(
-            {"host": "127.0.0.1", "port": DEFAULT_HEAD_SERVER_PORT, **(values.get("head_server") or {})}
+            {"host": "127.0.0.1", "port": DEFAULT_HEAD_SERVER_PORT, **head_server_settings()}
         )
 
     async def get(self, server_name: str, url_path: str, **options: Any) -> ClientResponse:

@@ -14,7 +14,7 @@ from nemo_gym.errors import HeadServerUnreachableError, NeMoGymError
 logger = logging.getLogger(__name__)
 
 _SETTING = re.compile(
-    r"(?P<quote>'?)(?<![\w+])\+{1,2}(?P<name>[A-Za-z_][\w.]*)="
+    r"(?P<command>\bng_\w+(?: (?:'[^']*'|\+\S+))+)|(?P<quote>'?)(?<![\w+])\+{1,2}(?P<name>[A-Za-z_][\w.]*)="
     r"""(?P<value><[^>]*>|\[[^\]]*\]|(?:[^\s,;:?'"()]*[^\s,;:?'"().])?)(?P=quote)"""
 )
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -60,6 +60,8 @@ def _rewrite(error: NeMoGymError) -> None:
 
 
 def _as_python(match: re.Match[str]) -> str:
+    if match["command"]:  # to be pasted into a shell
+        return match[0]
     name, value = match["name"], _value(match["value"])
     first, _, rest = name.partition(".")
     if not rest:

@@ -4,11 +4,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_gym.config.load import ENV_FILE
 from nemo_gym.config.parser import GlobalConfigDictParser, GlobalConfigDictParserConfig
 from nemo_gym.config.plain_data import frozen_dictconfig, plain_data
-from nemo_gym.types import HF_TOKEN_KEY_NAME
+from nemo_gym.config.resolve import resolve_part
+from nemo_gym.config.yaml_file import load_yaml_file
+from nemo_gym.types import HEAD_SERVER_KEY_NAME, HF_TOKEN_KEY_NAME
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,6 +50,17 @@ def global_config_dict(values: "DictConfig") -> "Iterator[None]":
 
 def maybe_get_global_config_dict() -> "DictConfig | None":
     return _holders[-1].values
+
+
+def head_server_settings() -> Mapping[str, Any]:
+    """`head_server` of the configuration of the process, or of env.yaml if there is none."""
+    values = maybe_get_global_config_dict()
+    if values is None and (file := Path.cwd() / ENV_FILE).is_file():
+        env = load_yaml_file(file)
+        found = resolve_part(HEAD_SERVER_KEY_NAME, env.get(HEAD_SERVER_KEY_NAME), env)
+    else:
+        found = None if values is None else values.get(HEAD_SERVER_KEY_NAME)
+    return found if isinstance(found, Mapping) else {}
 
 
 def get_global_config_dict(

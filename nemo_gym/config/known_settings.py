@@ -66,6 +66,7 @@ COMMAND_SETTINGS = frozenset(
         "num_repeats_add_seed",
         "num_samples_in_parallel",
         "num_workers",
+        "outage_timeout_s",
         "output_jsonl_fpath",
         "prompt_config",
         "responses_create_params",

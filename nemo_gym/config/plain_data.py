@@ -30,16 +30,17 @@ def frozen_dictconfig(values: Mapping[str, Any]) -> "DictConfig":
     """Resolved data as a read-only DictConfig. A `${` in it is literal text, so it is escaped."""
     from omegaconf import OmegaConf
 
-    config: DictConfig = OmegaConf.create(_escaped(values))
+    config: DictConfig = OmegaConf.create(escaped(values))
     OmegaConf.set_readonly(config, True)
     return config
 
 
-def _escaped(value: Any) -> Any:
+def escaped(value: Any) -> Any:
+    """The data with every `${` as OmegaConf writes the literal text."""
     if isinstance(value, Mapping):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: escaped(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
+        return [escaped(item) for item in value]
     if isinstance(value, str) and "${" in value:
         return _INTERPOLATION.sub(lambda match: match[1] * 2 + r"\${", value)
     return value

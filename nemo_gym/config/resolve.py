@@ -28,10 +28,15 @@ def resolve(values: dict[str, Any], origins: Origins | None = None) -> dict[str,
 
 def fill_in(text: str, values: Mapping[str, Any]) -> str:
     """One text with its interpolations filled in from these values."""
-    resolution = _Resolution({**values, "config_paths": text})
-    filled = resolution.value(("config_paths",), text)
+    return str(resolve_part("config_paths", text, values))
+
+
+def resolve_part(key: str, value: Any, values: Mapping[str, Any]) -> Any:
+    """The value of one key with its interpolations filled in from these values."""
+    resolution = _Resolution({**values, key: value})
+    resolved = resolution.value((key,), value)
     resolution.raise_missing()
-    return str(filled)
+    return resolved
 
 
 class _Resolution:

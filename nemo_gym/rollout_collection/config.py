@@ -114,8 +114,8 @@ class RolloutCollectionConfig(SharedRolloutCollectionConfig):
     agent_name: str | None = None
     """The agent for rows without an `agent_ref`. null: the only agent of the configuration."""
     input_jsonl_fpath: str
-    """The tasks, one JSON object per line. A relative path is searched for in NEMO_GYM_EXTRA_ROOTS, the
-    working directory and the installed components."""
+    """The tasks, one JSON object per line. A relative path is searched for in the working directory,
+    NEMO_GYM_EXTRA_ROOTS and the installed components."""
     limit: Positive | None = None
     """Use only this many lines of the input, from its start. null: all."""
     num_repeats: Repeats = 1

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from nemo_gym.activity import Activity, current_activity
 from nemo_gym.client import ServerClient
 from nemo_gym.config import component_roots, max_rollout_attempts, secret_values
+from nemo_gym.config.plain_data import escaped, plain_data
+from nemo_gym.config.resolve import resolve_part
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.errors import HeadServerUnreachableError, InputError
 from nemo_gym.journal import read_lines
@@ -26,7 +28,8 @@ from nemo_gym.rollout_collection.collection import Collection
 from nemo_gym.rollout_collection.collection_policy import CollectionPolicy
 from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL, RolloutCollectionConfig
 from nemo_gym.rollout_collection.display.dry_run import dry_run
-from nemo_gym.rollout_collection.display.end_report import report
+from nemo_gym.rollout_collection.display.end_report import metrics_lines, report
+from nemo_gym.rollout_collection.display.examples import ExamplesProgress
 from nemo_gym.rollout_collection.display.screen import Display
 from nemo_gym.rollout_collection.execution.play import play
 from nemo_gym.rollout_collection.planning.materialize import materialized_rows
@@ -35,9 +38,16 @@ from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.recording.recovery import recover_failures, repair_output
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, write_aggregate_metrics
 from nemo_gym.rollout_collection.results.collection_result import CollectionResult
+from nemo_gym.rollout_collection.results.tracking import track_run, tracker_config
 from nemo_gym.rollout_collection.run_servers import Servers, served_by, setup_client
 from nemo_gym.text_fit import Screen
-from nemo_gym.types import AGENT_REF_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+from nemo_gym.trackers import TrackerConfig
+from nemo_gym.types import (
+    AGENT_REF_KEY_NAME,
+    RESPONSES_CREATE_PARAMS_KEY_NAME,
+    ROLLOUT_INDEX_KEY_NAME,
+    TASK_INDEX_KEY_NAME,
+)
 
 Row = dict[str, Any]
 
@@ -51,6 +61,10 @@ class PythonDisplay(Display):
 
     def note(self, text: str) -> None:
         super().note(in_python(text))
+
+
+def _display(quiet: bool) -> PythonDisplay:
+    return PythonDisplay(io.StringIO() if quiet else sys.stderr)
 
 
 class RolloutCollectionHelper(BaseModel):
@@ -69,12 +83,15 @@ class RolloutCollectionHelper(BaseModel):
         The result also has `metrics`, `failures`, `ledger` and `manifest`. It is empty after a dry run. With
         `quiet`, neither progress nor a report is written to standard error.
         """
-        display = PythonDisplay(io.StringIO() if quiet else sys.stderr)
+        display = _display(quiet)
         with errors_in_python():
             if config.dry_run:
-                display.note("\n".join(dry_run(config, self._servers_in_sight(), _policy())))
+                in_sight = self._servers_in_sight()
+                config = config if in_sight is None else _resolved(config, in_sight.values)
+                display.note("\n".join(dry_run(config, in_sight, _policy())))
                 return CollectionResult.empty()
             servers = served_by(self.setup_server_client())
+            config = _resolved(config, servers.values)
             with logs_shown(secret_values(servers.values)):
                 collected = await Collection(config, servers, display, _policy()).run()
             display.note("\n".join(report(collected, Screen.of(sys.stderr))))
@@ -91,20 +108,26 @@ class RolloutCollectionHelper(BaseModel):
         examples: Iterable[Row],
         head_server_config: BaseServerConfig | None = None,
         semaphore: AbstractAsyncContextManager[Any] | None = None,
+        *,
+        quiet: bool = False,
     ) -> Iterator[Awaitable[tuple[Row, Row]]]:
         """Play these rows; returns an awaitable per row, in the order in which they finish.
 
         Each returns `(row, result)` or raises the error, also for a rollout that its agent declares failed:
-        the caller decides what a failure means.
+        the caller decides what a failure means. `quiet` shows no bar.
         """
         client = self.setup_server_client(head_server_config)
         slots = asyncio.Semaphore(DEFAULT_PARALLEL) if semaphore is None else semaphore
 
+        rows = list(examples)
+        progress = ExamplesProgress(len(rows), _display(quiet))
+
         async def played(row: Row) -> tuple[Row, Row]:
             async with slots:
-                return row, await _played(client, row)
+                with progress.playing():
+                    return row, await _played(client, row)
 
-        return asyncio.as_completed([played(row) for row in examples])
+        return asyncio.as_completed([played(row) for row in rows])
 
     def _preprocess_rows_from_config(self, config: RolloutCollectionConfig) -> list[Row]:
         """The materialized inputs."""
@@ -133,7 +156,8 @@ class RolloutCollectionHelper(BaseModel):
     async def _call_aggregate_metrics(
         self, results: list[Row], rows: list[Row], output_fpath: Path
     ) -> Path | None:
-        """Write the metrics of these results; `rows[i]` names the agent and the key of `results[i]`."""
+        """Write, show and track the metrics of these results; `rows[i]` names the agent and the key of
+        `results[i]`."""
         if not results:
             return None
         by_agent: dict[str, list[Row]] = {}
@@ -145,8 +169,18 @@ class RolloutCollectionHelper(BaseModel):
             agent: AgentRollouts(columns_of(records), partial(iter, records), is_asked=False)
             for agent, records in by_agent.items()
         }
-        await write_aggregate_metrics(path, agents, self.setup_server_client())
+        client = self.setup_server_client()
+        entries = await write_aggregate_metrics(path, agents, client)
+        trackers = tracker_config(TrackerConfig(), client.global_config_dict)
+        tracked = await track_run(trackers, {}, entries, None, output_fpath)
+        _display(quiet=False).note("\n".join([*metrics_lines(entries, Screen.of(sys.stderr)), *tracked]))
         return path
+
+
+def _resolved(config: RolloutCollectionConfig, values: Mapping[str, Any]) -> RolloutCollectionConfig:
+    """The configuration with interpolations in its overrides filled in from the servers' configuration."""
+    key, params = RESPONSES_CREATE_PARAMS_KEY_NAME, plain_data(config.responses_create_params)
+    return config.model_copy(update={key: resolve_part(key, params, escaped(values))})
 
 
 def _indices(row: Row) -> Row:

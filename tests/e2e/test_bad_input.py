@@ -83,7 +83,9 @@ CASES = {
         code=1,
     ),
     "a message with a secret in it": Case(
-        app(LEAKS), ("ValueError while it was set up: bad key ****",), arguments=("+my_token=sk-very-secret",)
+        app(LEAKS),
+        ("ValueError while it was set up: bad key ****",),
+        arguments=("+policy_api_key=sk-very-secret",),
     ),
 }
 

@@ -30,6 +30,10 @@ from tests.support.scripted_agent import MODEL_CONFIG, Playground, row
         ("+head_server.port=<port>", '"head_server.port": "<port>"'),
         ("1+2=3, a+b=c", "1+2=3, a+b=c"),
         ("nothing to rewrite", "nothing to rewrite"),
+        (
+            "run ng_aggregate_rollouts '+input_glob=a b' +x=1",
+            "run ng_aggregate_rollouts '+input_glob=a b' +x=1",
+        ),
     ],
 )
 def test_settings_are_written_as_in_python(command_line: str, python: str) -> None:

@@ -62,7 +62,8 @@ class Materialized:
 
 
 def find_input(config: RolloutCollectionConfig, roots: Sequence[Path]) -> Path | None:
-    return find_file(config.input_jsonl_fpath, roots)
+    """The input; a relative path is looked up in the working directory first."""
+    return find_file(config.input_jsonl_fpath, (Path.cwd(), *roots))
 
 
 def materialize(

@@ -25,6 +25,7 @@ from nemo_gym.rollout_collection.config import RolloutAggregationConfig
 from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.recording.output_lock import exclusive
 from nemo_gym.rollout_collection.results.agent_metrics import AgentRollouts, Entry, write_aggregate_metrics
+from nemo_gym.rollout_collection.results.older_shards import KeyedCopies
 from nemo_gym.rollout_collection.results.shards import Duplicates, ShardLines, Shards
 from nemo_gym.rollout_collection.results.tracking import track_run
 from nemo_gym.trackers import warn_early
@@ -90,10 +91,17 @@ def load_shards(config: RolloutAggregationConfig, notice: Notice) -> Shards:
     """Find and measure all rollouts. Blocks. Several processes read large files if no other thread runs."""
     for text in warn_early(config):
         notice(text)
-    shards = Shards(find_shards(config, notice), BadLines(config.skip_bad_lines))
-    shards.load()
-    if shards.duplicates.repeated:
-        raise _repeated(shards)
+    copies = KeyedCopies.of(find_shards(config, notice))
+    if (about := copies.notice()) is not None:
+        notice(about)
+    shards = Shards(copies.paths, BadLines(config.skip_bad_lines), at_end=copies.remove)
+    try:
+        shards.load()
+        if shards.duplicates.repeated:
+            raise _repeated(shards)
+    except BaseException:
+        shards.close()
+        raise
     for text in (*_duplicate_lines(shards.duplicates), *shards.bad_lines.warning_lines()):
         notice(text)
     return shards

@@ -9,7 +9,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -65,6 +65,8 @@ class Shards:
     duplicates: Duplicates = field(default_factory=Duplicates)
     found_by_agent: list[Counter[str]] = field(default_factory=list)
     """How many rollouts each shard contains."""
+    at_end: Callable[[], None] = lambda: None
+    """Called when the files are closed."""
 
     def __post_init__(self) -> None:
         self._keys, self._offsets = array("q"), array("q")
@@ -182,6 +184,7 @@ class Shards:
 
     def close(self) -> None:
         self._files.close()
+        self.at_end()
 
     def __enter__(self) -> "Shards":
         return self

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -153,3 +154,40 @@ def test_command_is_installed(shards: str, no_head: str) -> None:
     done = run_command("ng_aggregate_rollouts", shards, OUTPUT, no_head, cwd=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
     assert "Aggregate metrics: out/all_aggregate_metrics.json" in done.stdout
+
+
+def write_older(name: str, rewards: dict[str, list[float]]) -> None:
+    """A rollouts file from before rollouts had keys: rewards by input."""
+    records = [
+        {
+            "responses_create_params": {"input": text, "seed": n},
+            "agent_ref": {"name": "shop"},
+            "reward": reward,
+        }
+        for text, values in rewards.items()
+        for n, reward in enumerate(values)
+    ]
+    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_files_without_keys_are_accepted_with_each_input_as_a_task(ng: Ng, no_head: str) -> None:
+    write_older("old0.jsonl", {"a": [0, 1], "b": [1, 1]})
+    write_older("old1.jsonl", {"b": [0], "c": [1]})
+    done = ng("aggregate_rollouts", "+input_glob=old*.jsonl", OUTPUT, no_head)
+    assert (done.code, done.err) == (0, "")
+    assert "No _ng_task_index in old0.jsonl, old1.jsonl: each distinct input counts as a task" in done.out
+    assert "Tasks: 3." in done.out
+    merged = [json.loads(line) for line in Path("out/all.jsonl").read_text().splitlines()]
+    keys = [(one["_ng_task_index"], one["_ng_rollout_index"]) for one in merged]
+    assert keys == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert [one["responses_create_params"]["input"] for one in merged] == ["a", "a", "b", "b", "b", "c"]
+    assert entry()["agent_metrics"]["mean/reward"] == pytest.approx(4 / 6)
+    assert list(Path(gettempdir()).glob("ng_aggregate_*")) == []
+
+
+def test_files_with_and_without_keys_are_not_combined(ng: Ng, shards: str, no_head: str) -> None:
+    write_older("rs12.jsonl", {"a": [1]})
+    done = ng("aggregate_rollouts", shards, OUTPUT, no_head)
+    assert done.code == 2
+    assert "rs12.jsonl has no _ng_task_index, but rs0,x.jsonl has" in done.err
+    assert not Path("out").exists()

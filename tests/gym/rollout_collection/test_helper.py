@@ -12,10 +12,11 @@ from aiohttp import web
 
 import nemo_gym
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import HeadServerUnreachableError, InputError
+from nemo_gym.errors import ConfigError, HeadServerUnreachableError, InputError
 from nemo_gym.http import ServerCallError
 from nemo_gym.path_utils import aggregate_metrics_path_for, manifest_path_for
 from nemo_gym.rollout_collection import RolloutCollectionHelper, _rollout_request_debug_summary
+from nemo_gym.server_utils import ServerClient
 from scripts.scripted_endpoint import Item, ScriptedEndpoint, message, user_text
 from tests.support.commands import free_port
 from tests.support.scripted_agent import MODEL_CONFIG, Playground, keys_of, records_of, row
@@ -498,3 +499,56 @@ def test_notes_and_report_speak_python(playground: Playground, capfd: Capture) -
     playground.collect(max_attempts=1)
     error = capfd.readouterr().err
     assert "The same call with resume_from_cache=True" in error and "+resume" not in error
+
+
+def test_examples_show_their_progress(capfd: Capture) -> None:
+    with ScriptedEndpoint(lambda request: [message("1")]) as endpoint:
+        asyncio.run(run_all(endpoint, examples("a", "b")))
+        assert "Collecting rollouts: 2/2 (100%)" in capfd.readouterr().err
+        asyncio.run(run_all(endpoint, examples("a", "b"), quiet=True))
+        assert capfd.readouterr().err == ""
+
+
+def test_metrics_of_results_are_shown_and_tracked(playground: Playground, capfd: Capture) -> None:
+    playground.servers["mlflow_tracking_uri"] = f"http://127.0.0.1:{free_port()}"
+    results = [row(f"task {task}", reward=float(task), response={}) for task in range(2)]
+    rows = [
+        row(agent_ref={"name": "scripted"}, _ng_task_index=task, _ng_rollout_index=0) for task in range(2)
+    ]
+
+    async def aggregate() -> Path | None:
+        async with nemo_gym.open_servers(playground.config_paths, playground.servers):
+            helper = RolloutCollectionHelper()
+            return await helper._call_aggregate_metrics(results, rows, playground.folder / "all.jsonl")
+
+    assert asyncio.run(aggregate()) == playground.folder / "all_aggregate_metrics.json"
+    shown = capfd.readouterr().err
+    assert '"mean/reward": 0.5' in shown and "MLflow" in shown
+
+
+def test_interpolation_in_an_override_from_python_is_filled_in(playground: Playground) -> None:
+    rollouts = playground.collect(responses_create_params={"metadata": {"of": "${policy_model_name}"}})
+    assert rollouts[0]["responses_create_params"]["metadata"] == {"of": "some-model"}
+    with pytest.raises(ConfigError, match=r"policy_mode \(needed by responses_create_params\.model\)"):
+        playground.collect(responses_create_params={"model": "${policy_mode}"})
+
+
+def test_input_is_looked_up_in_the_working_directory_first(
+    playground: Playground, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("root")
+    (elsewhere / "input.jsonl").write_text(json.dumps(row("elsewhere")) + "\n")
+    monkeypatch.setenv("NEMO_GYM_EXTRA_ROOTS", str(elsewhere))
+    playground.write_input(row("here"))
+    assert playground.collect()[0]["responses_create_params"]["input"] == "here"
+
+
+def test_address_of_the_head_server_comes_from_env_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.yaml").write_text("my_port: 12345\nhead_server: {port: '${my_port}'}")
+    head = ServerClient.load_head_server_config()
+    assert (head.host, head.port) == ("127.0.0.1", 12345)
+    with pytest.raises(HeadServerUnreachableError, match=r"127\.0\.0\.1:12345"):
+        ServerClient.load_from_global_config()
