@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from scripts.scripted_endpoint import Output, function_call
-from tests.support.collecting import CollectionRuns, slow
+from tests.support.collecting import CollectionRuns, hang, no_override
 from tests.support.commands import processes_in, wait_until
 from tests.support.unruly import unruly
 
@@ -180,12 +180,16 @@ Server.misbehave = fork
 def test_process_that_a_verifier_forked_does_not_keep_the_output_of_a_killed_run(
     runs: CollectionRuns,
 ) -> None:
+    async def hang_later(number: int, times: int) -> Output | None:
+        return await hang(number, times) if number > 3 else None
+
     runs = unruly(runs, FORKS)
-    runs.adder.override = slow
+    runs.adder.override = hang_later
     collector = runs.start(num_samples_in_parallel=1)
     collector.wait_until(lambda: 3 in runs.recorded())
     assert runs.resume().wait() == 2
     collector.kill()
+    runs.adder.override = no_override
     [left] = processes_in(runs.folder)
     try:
         behave(runs)
