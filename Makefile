@@ -43,6 +43,7 @@ endef
 
 $(READY_DEMO): pyproject.toml constraints.txt | venv
 	$(call install,local,the package)
+	@$(PIP) pytest  # for ng_test
 	@touch $@
 
 $(READY_CORE): pyproject.toml constraints.txt | venv

@@ -28,6 +28,7 @@ COMMANDS = {
     "materialize_prompts": "Fill a prompt template from each row of a JSONL file",
     "fetch_model": "Download the weights of the local model",
     "init_resources_server": "Create the files of a new environment",
+    "init_agent": "Create the files of a new agent",
     "test": "Run the tests of a component",
     "version": "Show the versions of the package and its dependencies",
 }

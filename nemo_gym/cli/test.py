@@ -17,7 +17,9 @@ class ComponentTestConfig(BaseNeMoGymCLIConfig):
 
 def run(config: GymConfig, options: ComponentTestConfig) -> int:
     if find_spec("pytest") is None:
-        raise ConfigError("ng_test needs pytest, which is not installed; run: pip install pytest")
+        raise ConfigError(
+            f"ng_test needs pytest, which is not installed; run: {sys.executable} -m pip install pytest"
+        )
     for root in config.roots:
         if (root / options.entrypoint).is_dir():
             # In the component's root, so that its tests import this `resources_servers.<name>`.

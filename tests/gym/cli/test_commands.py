@@ -178,6 +178,45 @@ def test_new_environment_passes_its_tests_and_plays_a_rollout(ng: Ng, tmp_path: 
     assert asyncio.run(play("my_env", row))["reward"] == 1.0
 
 
+def test_new_agent_passes_its_tests_and_plays_a_rollout(ng: Ng, tmp_path: Path) -> None:
+    entrypoint = "+entrypoint=responses_api_agents/my_agent"
+    done = ng("init_agent", entrypoint)
+    assert done.code == 0, done.err
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {
+        f"responses_api_agents/my_agent/{name}"
+        for name in ("app.py", "README.md", "configs/my_agent.yaml", "tests/test_app.py")
+    }
+    assert written <= set(done.out.split())
+    assert not any("$" in (tmp_path / name).read_text() for name in written)
+    assert ng("test", entrypoint).code == 0
+    ng("init_resources_server", "+entrypoint=resources_servers/my_env")
+    row = json.loads((tmp_path / "resources_servers/my_env/data/example.jsonl").read_text())
+    rollout = asyncio.run(play_with_new_agent(row))
+    assert (rollout["reward"], rollout["expected_answer"]) == (1.0, "hello")
+    assert [item["content"][0]["text"] for item in rollout["response"]["output"]] == ["hello", "hello"]
+
+
+async def play_with_new_agent(row: dict[str, Any]) -> Any:
+    environment, agent = (
+        f"{kind}/{name}/configs/{name}.yaml"
+        for kind, name in (("resources_servers", "my_env"), ("responses_api_agents", "my_agent"))
+    )
+    with ScriptedEndpoint(lambda request: [message("hello")]) as endpoint:
+        reference = {"my_agent.responses_api_agents.my_agent.resources_server.name": "my_env"}
+        settings = {**endpoint.settings, **reference}
+        async with nemo_gym.open_servers([environment, agent, OPENAI_MODEL], settings) as client:
+            response = await client.post("my_agent", "/run", json=row)
+            assert response.status == 200, await response.text()
+            return await response.json()
+
+
+@pytest.mark.parametrize("entrypoint", ["mine", "resources_servers/mine", "responses_api_agents/My-Agent"])
+def test_name_that_cannot_be_an_agents_is_refused(ng: Ng, tmp_path: Path, entrypoint: str) -> None:
+    ng("init_agent", f"+entrypoint={entrypoint}").assert_complains("responses_api_agents/<name>")
+    assert list(tmp_path.iterdir()) == []
+
+
 def echo(request: dict[str, Any]) -> list[Item]:
     outputs = tool_outputs(request)
     return [message(outputs[-1])] if outputs else [function_call("echo", text="hello")]
