@@ -13,6 +13,7 @@ ACCESS_TOKEN_VARIABLE = "NEMO_GYM_ACCESS_TOKEN"
 _CACHE_HOME = "XDG_CACHE_HOME"
 _FORCE_FALLBACK = "NEMO_GYM_FORCE_FALLBACK"
 _POLICY_API_KEY = "POLICY_API_KEY"
+_SECRETS = frozenset({ACCESS_TOKEN_VARIABLE, _POLICY_API_KEY})
 
 
 def extra_roots() -> tuple[Path, ...]:
@@ -59,7 +60,7 @@ def child_environment(roots: Sequence[Path] = ()) -> dict[str, str]:
 
     They look for components and data in `roots` too.
     """
-    kept = {name: value for name, value in os.environ.items() if name != _POLICY_API_KEY}
+    kept = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     return {**kept, _EXTRA_ROOTS: os.pathsep.join(map(str, roots))} if roots else kept
 
 

@@ -13,7 +13,7 @@ from nemo_gym.errors import HeadServerUnreachableError
 from nemo_gym.http import request
 from nemo_gym.server_utils import ServerClient
 from tests.support.collecting import CALCULATOR, MODEL, CollectionRuns
-from tests.support.commands import ROOT, NgRun, run_command
+from tests.support.commands import ROOT, NgRun, children_of, run_command
 
 BEYOND = {"default_host": "0.0.0.0", "head_server.host": "0.0.0.0"}
 AGENT = "calculator_simple_agent"
@@ -63,6 +63,8 @@ def test_command_on_another_machine_passes_the_token(
     monkeypatch.setenv("NEMO_GYM_ACCESS_TOKEN", token)
     with NgRun([CALCULATOR, MODEL], {**runs.endpoint.settings, **BEYOND}) as served:
         assert token not in served.output
+        for pid in children_of(served.process.pid):
+            assert token.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other machine"))
         settings = {**served_settings(served.head), "executor": "processes", "num_workers": 2}
         collected = run_command("ng_collect_rollouts", *runs.arguments(**settings), cwd=runs.folder)

@@ -378,3 +378,20 @@ def test_unknown_option_of_a_call_is_refused_on_both_transports() -> None:
     for client in (local, over_http):
         with pytest.raises(TypeError, match="proxy"):
             asyncio.run(client.post("it", "/direct", proxy="http://127.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("head", "host", "expected"),
+    [
+        ("node-7", "0.0.0.0", "http://node-7:1"),
+        ("node-7", "10.0.0.9", "http://10.0.0.9:1"),
+        ("0.0.0.0", "0.0.0.0", "http://127.0.0.1:1"),
+        ("127.0.0.1", "0.0.0.0", "http://127.0.0.1:1"),
+    ],
+)
+def test_server_on_every_address_is_called_on_the_machine_of_its_head_server(
+    head: str, host: str, expected: str
+) -> None:
+    values = {"tools": {"resources_servers": {"x": {"host": host, "port": 1}}}}
+    client = ServerClient(BaseServerConfig(host=head, port=2), values)
+    assert client._find_address("tools").urls == (expected,)
