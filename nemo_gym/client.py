@@ -19,6 +19,7 @@ from nemo_gym.http.access_token import WILDCARDS, find_access_token
 from nemo_gym.http.deadline import Deadline
 from nemo_gym.http.served_server import ServedServer, ServerAddress
 from nemo_gym.session_cookies import current_sessions, session_cookie_name
+from nemo_gym.types import HEAD_SERVER_KEY_NAME
 
 
 def get_server_url(server_config: Mapping[str, Any] | BaseServerConfig) -> str:
@@ -143,18 +144,19 @@ class ServerClient:
 
     @classmethod
     def _configured_access_token(cls) -> str | None:
-        from nemo_gym.config.current import maybe_get_global_config_dict
+        from nemo_gym.config.current import process_setting
 
-        values: Mapping[str, Any] = maybe_get_global_config_dict() or {}
-        return values.get("access_token")
+        token = process_setting("access_token")
+        return None if token is None else str(token)
 
     @classmethod
     def load_head_server_config(cls) -> BaseServerConfig:
         """The head server's address: from the configuration of this process, env.yaml or the default."""
-        from nemo_gym.config.current import head_server_settings
+        from nemo_gym.config.current import process_setting
 
+        given = process_setting(HEAD_SERVER_KEY_NAME) or {}
         return BaseServerConfig.model_validate(
-            {"host": "127.0.0.1", "port": DEFAULT_HEAD_SERVER_PORT, **head_server_settings()}
+            {"host": "127.0.0.1", "port": DEFAULT_HEAD_SERVER_PORT, **given}
         )
 
     async def get(self, server_name: str, url_path: str, **options: Any) -> ClientResponse:

@@ -12,7 +12,7 @@ from nemo_gym.config.parser import GlobalConfigDictParser, GlobalConfigDictParse
 from nemo_gym.config.plain_data import frozen_dictconfig, plain_data
 from nemo_gym.config.resolve import resolve_part
 from nemo_gym.config.yaml_file import load_yaml_file
-from nemo_gym.types import HEAD_SERVER_KEY_NAME, HF_TOKEN_KEY_NAME
+from nemo_gym.types import HF_TOKEN_KEY_NAME
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -52,15 +52,14 @@ def maybe_get_global_config_dict() -> "DictConfig | None":
     return _holders[-1].values
 
 
-def head_server_settings() -> Mapping[str, Any]:
-    """`head_server` of the configuration of the process, or of env.yaml if there is none."""
+def process_setting(key: str) -> Any:
+    """A setting of the configuration of the process, or of env.yaml if there is no configuration."""
     values = maybe_get_global_config_dict()
-    if values is None and (file := Path.cwd() / ENV_FILE).is_file():
-        env = load_yaml_file(file)
-        found = resolve_part(HEAD_SERVER_KEY_NAME, env.get(HEAD_SERVER_KEY_NAME), env)
-    else:
-        found = None if values is None else values.get(HEAD_SERVER_KEY_NAME)
-    return found if isinstance(found, Mapping) else {}
+    if values is not None:
+        return values.get(key)
+    file = Path.cwd() / ENV_FILE
+    env = load_yaml_file(file) if file.is_file() else {}
+    return resolve_part(key, env.get(key), env)
 
 
 def get_global_config_dict(

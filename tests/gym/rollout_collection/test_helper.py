@@ -547,8 +547,9 @@ def test_address_of_the_head_server_comes_from_env_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "env.yaml").write_text("my_port: 12345\nhead_server: {port: '${my_port}'}")
+    (tmp_path / "env.yaml").write_text("my_port: 12345\nhead_server: {port: '${my_port}'}\naccess_token: abc")
     head = ServerClient.load_head_server_config()
     assert (head.host, head.port) == ("127.0.0.1", 12345)
+    assert ServerClient._configured_access_token() == "abc"
     with pytest.raises(HeadServerUnreachableError, match=r"127\.0\.0\.1:12345"):
         ServerClient.load_from_global_config()
