@@ -42,7 +42,9 @@ async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str
     prompt = params["input"]
     output: list[dict[str, Any]] = []
     usage: dict[str, Any] = {}
+    steps, tools = 0, dict.fromkeys(("calls", "failed", "unknown", "invalid"), 0)
     while True:
+        steps += 1
         request = {**params, "input": prompt + output, "model": MODEL}
         async with session.post(url, data=orjson.dumps(request), headers=headers) as received:
             response = orjson.loads(await received.read())
@@ -53,6 +55,7 @@ async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str
             break
         for call in calls:
             text = get_weather(**orjson.loads(call["arguments"]))
+            tools["calls"] += 1
             output.append({"type": "function_call_output", "call_id": call["call_id"], "output": text})
     for message in prompt:
         message["type"] = "message"
@@ -60,6 +63,8 @@ async def play_floor(session: aiohttp.ClientSession, url: str, headers: dict[str
         **task,
         "responses_create_params": {**_PARAMS, **params},
         "response": {**_RESPONSE, **response, "output": output, "usage": usage},
+        "_ng_tools": {"get_weather": tools},
+        "_ng_steps": steps,
         "reward": 1.0,
     }
     return orjson.dumps(line)
