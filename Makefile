@@ -72,8 +72,8 @@ grpo-copying: $(READY_DEV)  ## Train the small model to copy words (native path,
 grpo-tools: $(READY_DEV)  ## Train the small model to use the calculator (Gym path, three seeds, 45 minutes)
 	@$(BIN)/python -m examples.grpo.tool_task
 
-soak: $(READY_DEV)  ## Long tests: kill and resume KILLS=200 collections, check tokens of ROLLOUTS=200, open SESSIONS=200000
-	@SOAK_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/e2e/test_killed_collections.py
+soak: $(READY_DEV)  ## Long tests: a campaign of KILLS=200 kills and faults, tokens of ROLLOUTS=200, SESSIONS=200000
+	@$(BIN)/python -m tests.support.campaign $(KILLS)
 	@SOAK_ROLLOUTS=$(ROLLOUTS) $(BIN)/python -m pytest -s tests/e2e/test_local_tokens.py
 	@SOAK_SESSIONS=$(SESSIONS) $(BIN)/python -m pytest -s tests/e2e/test_session_soak.py
 

@@ -210,10 +210,14 @@ class CollectionRuns:
 
     def recorded(self) -> set[int]:
         """The task indices of the complete lines in the output."""
-        numbers = set()
+        return set(self.recorded_numbers())
+
+    def recorded_numbers(self) -> list[int]:
+        """The same for every line, in the order of the file."""
+        numbers = []
         for line in self._lines(self.output):
             with suppress(ValueError):
-                numbers.add(json.loads(line)["_ng_task_index"])
+                numbers.append(json.loads(line)["_ng_task_index"])
         return numbers
 
     def check_complete(self) -> None:

@@ -27,11 +27,20 @@ def die_in_write(name: str, number: int, share: float) -> None:
 
 def die_before_step(number: int, folder: Path) -> None:
     """Kill the process before the n-th change (`number`) of a file in the folder."""
+    _die_before(number, lambda path: path.parent == folder)
+
+
+def die_before_step_of(folder: Path, parts: tuple[str, ...], number: int) -> None:
+    """The same, for files in the folder whose names contain one of `parts`."""
+    _die_before(number, lambda path: path.parent == folder and any(part in path.name for part in parts))
+
+
+def _die_before(number: int, concerns: Callable[[Path], bool]) -> None:
     numbers = itertools.count(1)
 
     def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
         def run(target: Any, *rest: Any, **options: Any) -> Any:
-            if _path_of(target).parent == folder and next(numbers) == number:
+            if concerns(_path_of(target)) and next(numbers) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return step(target, *rest, **options)
 

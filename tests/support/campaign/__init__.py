@@ -1,0 +1,1 @@
+"""A campaign of kills and faults against collections: `python -m tests.support.campaign KILLS`."""
