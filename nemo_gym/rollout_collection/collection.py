@@ -26,7 +26,8 @@ from nemo_gym.rollout_collection.execution.run_limits import RunLimits
 from nemo_gym.rollout_collection.heartbeat import Heartbeat
 from nemo_gym.rollout_collection.outcome import Outcome
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
-from nemo_gym.rollout_collection.planning.prepare import Prepared, prepare, prepare_folder
+from nemo_gym.rollout_collection.planning.prepare import prepare, prepare_folder
+from nemo_gym.rollout_collection.planning.ready_run import Prepared
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.recording.ledger import FailureBudget, Ledger
 from nemo_gym.rollout_collection.recording.manifest import OUTPUT_STATE, Manifest, output_state

@@ -18,11 +18,8 @@ from nemo_gym.rollout_collection.planning.materialize import (
     recipe_of,
 )
 from nemo_gym.rollout_collection.planning.parameters import misspelt_parameters
-from nemo_gym.rollout_collection.planning.prepare import (
-    check_output,
-    check_without_input,
-    missing_to_resume,
-)
+from nemo_gym.rollout_collection.planning.plan_changes import check_without_input
+from nemo_gym.rollout_collection.planning.prepare import check_output, missing_to_resume
 from nemo_gym.rollout_collection.planning.preview import ResumePreview
 from nemo_gym.rollout_collection.planning.remaining import RemainingWork
 from nemo_gym.rollout_collection.run_servers import Servers

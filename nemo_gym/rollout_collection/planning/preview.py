@@ -8,7 +8,8 @@ from nemo_gym.path_utils import failures_path_for, manifest_path_for
 from nemo_gym.records import BadLines
 from nemo_gym.rollout_collection.config import RolloutCollectionConfig
 from nemo_gym.rollout_collection.planning.belonging import strays
-from nemo_gym.rollout_collection.planning.prepare import broken_plan, fewer_rollouts, missing_to_resume
+from nemo_gym.rollout_collection.planning.plan_changes import broken_plan, fewer_rollouts
+from nemo_gym.rollout_collection.planning.prepare import missing_to_resume
 from nemo_gym.rollout_collection.planning.remaining import WorkCount, packed_key_of
 from nemo_gym.rollout_collection.recording.manifest import Manifest
 from nemo_gym.rollout_collection.recording.recovery import read_failures
