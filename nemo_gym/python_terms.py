@@ -18,6 +18,12 @@ _SETTING = re.compile(
     r"""(?P<value><[^>]*>|\[[^\]]*\]|(?:[^\s,;:?'"()]*[^\s,;:?'"().])?)(?P=quote)"""
 )
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_PHRASES = {
+    "The same command with": "The same call with",
+    "the same command with": "the same call with",
+    "named by the command line": "passed to the call",
+    "set each on the command line, ": "pass each in the overrides, ",
+}
 _CONSTANTS = {"true": "True", "false": "False", "null": "None", "": ""}
 _MAPPINGS = ("responses_create_params", "num_repeats")
 """Settings whose parts are the items of a dictionary."""
@@ -29,7 +35,10 @@ _OPEN = (
 
 def in_python(text: str) -> str:
     """The text with settings as Python writes them."""
-    return _SETTING.sub(_as_python, text).replace("The same command with", "The same call with")
+    text = _SETTING.sub(_as_python, text)
+    for phrase, in_a_call in _PHRASES.items():
+        text = text.replace(phrase, in_a_call)
+    return text
 
 
 class errors_in_python:  # used like a function

@@ -17,7 +17,7 @@ from nemo_gym.config import component_roots, max_rollout_attempts, secret_values
 from nemo_gym.config.plain_data import escaped, plain_data
 from nemo_gym.config.resolve import resolve_part
 from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.errors import HeadServerUnreachableError, InputError
+from nemo_gym.errors import ConfigError, HeadServerUnreachableError, InputError
 from nemo_gym.journal import read_lines
 from nemo_gym.log_output import logs_shown
 from nemo_gym.metrics import columns_of
@@ -85,6 +85,8 @@ class RolloutCollectionHelper(BaseModel):
         """
         display = _display(quiet)
         with errors_in_python():
+            if isinstance(config, Mapping):
+                raise ConfigError("run_from_config takes a RolloutCollectionConfig, not a mapping")
             if config.dry_run:
                 in_sight = self._servers_in_sight()
                 config = config if in_sight is None else _resolved(config, in_sight.values)
