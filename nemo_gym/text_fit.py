@@ -15,6 +15,7 @@ _LEAST_NAME = 20
 """Columns that the first column of a table keeps if it needs them; other columns are left out instead."""
 _GAP = 2
 """Columns between two columns of a table."""
+_JOINED = "\N{NO-BREAK SPACE}%"
 
 
 class Screen(NamedTuple):
@@ -64,8 +65,11 @@ def height_of(lines: Iterable[str], columns: int) -> int:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """A text as lines; all but the first are indented. A word longer than a line is broken."""
-    return wrap(text, max(columns, 10), subsequent_indent="  ", break_on_hyphens=False) or [""]
+    """A text as lines; all but the first are indented. A word longer than a line is broken, a number stays
+    with its percent sign."""
+    joined = text.replace(" %", _JOINED)
+    lines = wrap(joined, max(columns, 10), subsequent_indent="  ", break_on_hyphens=False)
+    return [line.replace(_JOINED, " %") for line in lines] or [""]
 
 
 def fitted_columns(

@@ -91,3 +91,4 @@ def test_names_are_shortened_in_the_middle_and_texts_at_the_end() -> None:
     assert shortened("数数数数数数", 7) == "数…数" or width_of(shortened("数数数数数数", 7)) <= 7
     assert cut("数数数", 5) == "数数…" and cut("abc", 3) == "abc"
     assert wrapped("one two three four", 10) == ["one two", "  three", "  four"]
+    assert wrapped("tasks, 100 % of them", 11) == ["tasks,", "  100 % of", "  them"]
