@@ -24,6 +24,9 @@ from nemo_gym.types import (
 )
 
 DEFAULT_REPEATS_KEY = "_default"
+_MOST_NAMED = 10
+"""Longer lists of rows are written as ranges."""
+_MOST_RANGES = 200
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Row = dict[str, Any]
@@ -214,8 +217,8 @@ _ROLLOUT_INDEX = ROLLOUT_INDEX_KEY_NAME.encode()
 
 
 def listed(indices: list[int]) -> str:
-    """All indices; long lists as ranges."""
-    if len(indices) <= 200:
+    """All indices; long lists as ranges, of which the first are shown."""
+    if len(indices) <= _MOST_NAMED:
         return ", ".join(map(str, indices))
     ranges: list[list[int]] = []
     for index in indices:
@@ -223,4 +226,5 @@ def listed(indices: list[int]) -> str:
             ranges[-1][1:] = [index]
         else:
             ranges.append([index])
-    return ", ".join("-".join(map(str, one)) for one in ranges)
+    text = ", ".join("-".join(map(str, one)) for one in ranges[:_MOST_RANGES])
+    return text if len(ranges) <= _MOST_RANGES else f"{text}, … ({len(indices)} rows in all)"

@@ -180,6 +180,11 @@ def test_rows_without_an_agent_are_listed_with_both_solutions() -> None:
 def test_many_rows_without_an_agent_are_listed() -> None:
     message = refusal(lines(*(row(n=n) for n in range(500) if n != 250)), agent_name=None)
     assert "rows 0-498 " in message
+    message = refusal(lines(*(row(n=n) for n in range(20))), agent_name=None)
+    assert "rows 0-19 " in message
+    rows = [row(n=n, **({"agent_ref": {"name": "a"}} if n % 2 else {})) for n in range(1000)]
+    message = refusal(lines(*rows), agent_name=None)
+    assert ", 396, 398, … (500 rows in all) " in message
 
 
 def test_overrides_win_key_by_key_and_not_deeper() -> None:
