@@ -13,6 +13,7 @@ from nemo_gym.analysis.transcript import Item, output_items, prompt_items
 from nemo_gym.codec import encode_json
 from nemo_gym.failures import declared_kind
 from nemo_gym.metrics import numeric_fields
+from nemo_gym.metrics.tool_use import ToolUse
 from nemo_gym.records import Record, agent_of, key_of
 from nemo_gym.rollout_collection.recording.causes import cause_of
 from nemo_gym.terminal import counted, one_line, safe_text
@@ -23,7 +24,10 @@ from nemo_gym.types import (
     RESPONSE_KEY_NAME,
     RESPONSES_CREATE_PARAMS_KEY_NAME,
     ROLLOUT_INDEX_KEY_NAME,
+    STEPS_KEY_NAME,
+    STOPPED_BY_KEY_NAME,
     TASK_INDEX_KEY_NAME,
+    TOOLS_KEY_NAME,
 )
 
 _INDENT = "  "
@@ -42,6 +46,9 @@ _NOT_A_FIELD = frozenset(
         TASK_INDEX_KEY_NAME,
         "output",
         "reward",
+        STEPS_KEY_NAME,
+        STOPPED_BY_KEY_NAME,
+        TOOLS_KEY_NAME,
         *_TOKENS,
     }
 )
@@ -60,6 +67,8 @@ class Reader:
         yield _title(record)
         yield from self._conversation(prompt_items(record), output_items(record))
         yield from self._wrapped(_numbers(record))
+        if steps := _steps(record):
+            yield from self._wrapped(steps)
         if fields := _fields(record):
             yield from self._wrapped(fields)
 
@@ -164,6 +173,20 @@ def _numbers(record: Record) -> str:
         if tokens[name] is not None
     ]
     return f"{text}; tokens {', '.join(counts)}" if counts else text
+
+
+def _steps(record: Record) -> str:
+    """Why the agent ended the episode, and which tools failed: `calculator 3 calls, 1 failed`."""
+    used = ToolUse()
+    used.take(record)
+    parts = [f"ended at {one_line(reason)}" for reason in used.stopped]
+    for name, counts in used.by_tool.items():
+        problems = [f"{counts[kind]:,} {kind}" for kind in ("failed", "invalid") if counts[kind]]
+        if problems:
+            parts.append(", ".join([f"{one_line(name)} {counted(counts['calls'], 'call')}", *problems]))
+    if used.unknown_calls:
+        parts.append(f"{counted(used.unknown_calls, 'call')} of unknown tools")
+    return "; ".join(parts)
 
 
 def _fields(record: Record) -> str:

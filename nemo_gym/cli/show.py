@@ -37,9 +37,9 @@ class ShowConfig(BaseNeMoGymCLIConfig):
     worst: int | None = Field(default=None, ge=1)
     """Show this many rollouts, those with the lowest rewards."""
     best: int | None = Field(default=None, ge=1)
-    """The same with the highest rewards."""
+    """Show this many rollouts, those with the highest rewards."""
     random: int | None = Field(default=None, ge=1)
-    """The same, drawn at random."""
+    """Show this many rollouts, drawn at random."""
     tool: str | None = None
     """Show rollouts that call this tool."""
     failed: bool = False

@@ -72,6 +72,23 @@ def test_rollout_is_shown_with_its_conversation_and_numbers(ng: Ng) -> None:
     ]
 
 
+def test_tool_calls_are_counted_only_where_something_went_wrong(ng: Ng) -> None:
+    def counts(failed: int = 0, unknown: int = 0) -> dict[str, int]:
+        return {"calls": 3, "failed": failed, "unknown": unknown, "invalid": 0}
+
+    good = {"_ng_steps": 4, "_ng_tools": {"calculator": counts()}}
+    bad = {
+        "_ng_steps": 4,
+        "_ng_tools": {"calculator": counts(failed=1), "abacus": counts(unknown=3)},
+        "_ng_stopped_by": "max_steps",
+    }
+    write(FILE, rollout(0, 0, **good), rollout(0, 1, **bad), rollout(0, 2, _ng_tools=7, _ng_stopped_by=[]))
+    assert "_ng_" not in ng("show", FILE, "0").out
+    assert ng("show", FILE, "0:0").out.splitlines()[-1].startswith("  reward 1;")
+    line = "  ended at max_steps; calculator 3 calls, 1 failed; 3 calls of unknown tools"
+    assert ng("show", FILE, "0:1").out.splitlines()[-1] == line
+
+
 def test_older_files_have_their_conversation_as_chat_messages(ng: Ng) -> None:
     calls = [{"id": "c", "function": {"name": "add", "arguments": '{"a": 1}'}}]
     chat = [
