@@ -18,7 +18,7 @@ def test_token_limit_lets_running_rollouts_finish_and_a_resume_completes_the_run
 ) -> None:
     collector = runs.start(max_total_tokens=4 * TOKENS_PER_ROLLOUT, num_samples_in_parallel=2, **settings)
     assert collector.wait() == 1, collector.output
-    assert "Stopped early: max_total_tokens=60 is used up (" in collector.output
+    assert "Stopped early: max_total_tokens=60 was reached (" in collector.output
     assert "+resume_from_cache=true" in collector.output and "Key metrics of" in collector.output
     assert 4 <= len(runs.recorded()) <= 5
     assert not runs.failures
@@ -39,7 +39,7 @@ def test_time_limit_lets_running_rollouts_finish_and_a_resume_completes_the_run(
     runs.adder.override = outlast_the_limit
     collector = runs.start(max_run_time_s=limit_s, num_samples_in_parallel=2, stop_grace_s=0.1, **settings)
     assert collector.wait() == 1, collector.output
-    assert "Stopped early: max_run_time_s=1.5 is over." in collector.output
+    assert "Stopped early: max_run_time_s=1.5 was reached." in collector.output
     assert runs.recorded() <= set(range(6)) and not runs.failures
     assert runs.check_ledger()["not_run"] >= 6
     runs.adder.override = no_override

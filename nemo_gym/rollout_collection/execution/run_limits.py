@@ -40,7 +40,7 @@ class RunLimits:
 
     def _reached_now(self) -> str | None:
         if self.max_run_time_s is not None and self.clock() - self._started >= self.max_run_time_s:
-            return f"max_run_time_s={self.max_run_time_s:g} is over"
+            return f"max_run_time_s={self.max_run_time_s:g} was reached"
         if self.max_total_tokens is not None and self.tokens >= self.max_total_tokens:
-            return f"max_total_tokens={self.max_total_tokens} is used up ({self.tokens:.0f} tokens)"
+            return f"max_total_tokens={self.max_total_tokens} was reached ({self.tokens:.0f} tokens)"
         return None
