@@ -29,7 +29,7 @@ class Wait:
 
     cause: str
     """`429`, `connection refused`."""
-    is_suspect: bool = False
+    may_be_cause: bool = False
     """Whether other calls succeeded while this one failed, so that the call itself may be the cause."""
 
 
@@ -99,7 +99,7 @@ class EndpointHealth:
         return url in self._good_urls
 
     def note_failure(self, wait: Wait, now: float) -> None:
-        """A try of a call has failed, which waits now. After a success only a new failure means an outage."""
+        """A try has failed, and its call waits now. After a success, only a new failure means an outage."""
         is_new = not self.waits and now - self._waited_until > _SAME_OUTAGE_S
         self.waits[wait] = None
         if self._failing_since is None or is_new:
@@ -109,9 +109,9 @@ class EndpointHealth:
         self.waits.pop(wait, None)
         self._waited_until = now
 
-    def has_innocent_waits(self) -> bool:
-        """Whether a call waits that need not be the cause itself."""
-        return any(not wait.is_suspect for wait in self.waits)
+    def has_certain_waits(self) -> bool:
+        """Whether a call waits of which it is certain that the endpoint is the cause."""
+        return any(not wait.may_be_cause for wait in self.waits)
 
     def report(self, now: float) -> EndpointReport:
         return EndpointReport(

@@ -119,7 +119,7 @@ class RolloutTries:
         counts = charge is Charge.ALWAYS or (charge is _OTHERS and self._others_succeed())
         self._charged += counts
         self._previous = self._clock.now()
-        self._set_wait(None if charge is Charge.ALWAYS else cause, is_suspect=counts)
+        self._set_wait(None if charge is Charge.ALWAYS else cause, may_be_cause=counts)
         self._activity.note_failure(self._failures, cause, self._charged)
         if (
             self._charged >= self._activity.failures_left
@@ -151,10 +151,10 @@ class RolloutTries:
             return False
         if self._health.last_success > self._previous:
             return True
-        is_suspect = self._wait is not None and self._wait.is_suspect
-        return is_suspect and not self._health.has_innocent_waits()
+        may_be_cause = self._wait is not None and self._wait.may_be_cause
+        return may_be_cause and not self._health.has_certain_waits()
 
-    def _set_wait(self, cause: str | None, *, is_suspect: bool) -> None:
+    def _set_wait(self, cause: str | None, *, may_be_cause: bool) -> None:
         if cause is None:
             self._end_wait(0.0)
             return
@@ -162,7 +162,7 @@ class RolloutTries:
             self._wait = Wait(cause)
             self._activity.begin_wait()
         self._wait.cause = cause
-        self._wait.is_suspect |= is_suspect
+        self._wait.may_be_cause |= may_be_cause
         self._health.note_failure(self._wait, self._clock.now())
 
     def _end_wait(self, last_try_s: float) -> None:

@@ -80,15 +80,15 @@ class Activities:
         The driver sends how long they have waited anywhere.
         """
         request: Any = decode_json(await read_body(receive) or b"{}")
-        run, told = request.get("run"), request.get("waits") or {}
+        run, all_waits = request.get("run"), request.get("waits") or {}
         own = [one for one in self._running if one.endpoints is not None and one.endpoints.run == run]
         waits: dict[str, float] = {}
         for activity in own:
             here_s = activity.waited_here_s()
             if here_s:
                 waits[activity.key] = waits.get(activity.key, 0.0) + here_s
-            if told:
-                activity.waited_elsewhere_s = max(0.0, told.get(activity.key, 0.0) - here_s)
+            if all_waits:
+                activity.waited_elsewhere_s = max(0.0, all_waits.get(activity.key, 0.0) - here_s)
         endpoints = self._runs[run].reports() if run in self._runs else []
         return {
             "limits": self._limits.current(),

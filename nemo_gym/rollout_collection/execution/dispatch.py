@@ -73,7 +73,7 @@ class InFlight:
     """Attempts in a row that an endpoint refused; they do not count."""
     refused_at: float | None = None
     """When the previous attempt was refused."""
-    is_suspect: bool = False
+    is_cause: bool = False
     """Whether it was refused while others of its agent succeeded: the rollout itself is the cause."""
     running: "asyncio.Task[Outcome] | None" = None
     """The attempt; None between two attempts."""
@@ -239,7 +239,7 @@ class Dispatcher:
             self._finish(entry, outcome)
             return
         if rule_of(outcome.kind).blames_endpoint and outcome.is_kept and not outcome.is_terminal:
-            if not self._is_suspect(entry) and outcome.count < self._policy.retry.max_tries:
+            if not self._is_cause(entry) and outcome.count < self._policy.retry.max_tries:
                 self._wait_for_endpoint(entry, outcome)
                 return
             outcome = replace(outcome, kind=FailureKind.DATA)
@@ -256,12 +256,12 @@ class Dispatcher:
             entry.last = failure
             self._start_after(entry, delay_s, failure)
 
-    def _is_suspect(self, entry: InFlight) -> bool:
+    def _is_cause(self, entry: InFlight) -> bool:
         """Whether a rollout that an endpoint refused is the cause itself, because others were not refused."""
         succeeded_at = self._succeeded_at.get(entry.rollout.agent)
         if succeeded_at is not None and entry.refused_at is not None and succeeded_at > entry.refused_at:
-            entry.is_suspect = True
-        return entry.is_suspect
+            entry.is_cause = True
+        return entry.is_cause
 
     def _wait_for_endpoint(self, entry: InFlight, refused: Failure) -> None:
         """The attempt does not count. The driver ends the run if the endpoint refuses every call."""
