@@ -154,9 +154,14 @@ async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:
 
 
 def _plain_host(value: str) -> str:
-    """The host in a Host header or a setting, without port, brackets and final dot, in lower case."""
+    """The host in a Host header or a setting, without port, brackets and final dot, in lower case.
+
+    Empty if what follows the host is not a port.
+    """
     value = value.strip().lower()
     if value.startswith("["):
-        return value[1:].partition("]")[0]
-    name = value if value.count(":") > 1 else value.partition(":")[0]
-    return name.removesuffix(".")
+        name, _, port = value[1:].partition("]")
+    else:
+        name, _, port = (value, "", "") if value.count(":") > 1 else value.partition(":")
+    port = port.removeprefix(":")
+    return "" if port and not port.isdigit() else name.removesuffix(".")

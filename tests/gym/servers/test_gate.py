@@ -73,7 +73,11 @@ def test_names_of_the_server_are_accepted(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["rebound.example", "rebound.example:11000", "127.0.0.1.evil.example", "", "[::2]"]
+    "host",
+    [
+        *("rebound.example", "rebound.example:11000", "127.0.0.1.evil.example", "", "[::2]"),
+        *("127.0.0.1:x@evil.example", "[::1].evil.example"),
+    ],
 )
 def test_other_names_are_refused(host: str) -> None:
     status, body = answer(Access(), headers={"Host": host})
