@@ -5,6 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from nemo_gym.config import max_rollout_attempts
+from nemo_gym.http.size_limits import KB, MB, SizeLimits
+from nemo_gym.rollout_collection import RolloutCollectionConfig
+from nemo_gym.rollout_collection.config import DEFAULT_PARALLEL
+from nemo_gym.servers.sessions import SessionPolicy
+from responses_api_agents.simple_agent.app import SimpleAgentConfig
 from tests.test_layers import COLLECTION_LAYERS, LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +56,33 @@ def test_architecture_names_files_that_exist() -> None:
         for file in top.rglob("*.py")
     ]
     assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
+
+
+def test_limits_name_tests_and_defaults_that_exist() -> None:
+    text = (ROOT / "docs/limits_and_guarantees.md").read_text()
+    promised = text.partition("## Limits")[0]
+    tests = re.findall(r"`((?:e2e|gym|rl)/[\w/.]+|test_\w+\.py)`", promised)
+    assert len(tests) > 20
+    assert [name for name in tests if not (ROOT / "tests" / name).exists()] == []
+    size = SizeLimits()
+    defaults = {
+        "max_response_mb": size.response_bytes // MB,
+        "max_response_header_kb": size.header_bytes // KB,
+        "max_request_mb": size.request_bytes // MB,
+        "max_aggregate_metrics_mb": size.metrics_bytes // MB,
+        "num_samples_in_parallel": DEFAULT_PARALLEL,
+        "max_steps": SimpleAgentConfig.model_fields["max_steps"].default,
+        "none": SessionPolicy().capacity,
+    }
+    rows = re.findall(r"^\| [^|]+ \| `?(\w+)`?[^|]* \| ([\d,]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 13
+    for name, documented in rows:
+        if name == "NEMO_GYM_MAX_ROLLOUT_ATTEMPTS":
+            default = max_rollout_attempts()
+        else:
+            field = RolloutCollectionConfig.model_fields.get(name)
+            default = defaults.get(name, field and field.default)
+        assert float(documented.replace(",", "")) == default, name
 
 
 def documented_layers(heading: str) -> list[set[str]]:
