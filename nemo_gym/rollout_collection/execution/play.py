@@ -102,7 +102,9 @@ async def play(
         raise UnreadableRollout(f"the response of {agent} is not JSON ({error}): {body[:200]!r}") from error
     rollout = played.rollout
     if not isinstance(rollout, dict):
-        raise NotAnObject(f"the response of {agent} is not a JSON object: {body[:200]!r}", rollout)
+        text = body[:200].decode(errors="replace")
+        hint = "`verify` has to return one with a reward"
+        raise NotAnObject(f"the response of {agent} is not a JSON object: {text}; {hint}", rollout)
     if any(rollout.get(key) for key in _DECLARING_KEYS):
         raise AgentFailure(agent, rollout)
     return played

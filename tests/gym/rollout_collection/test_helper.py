@@ -368,7 +368,7 @@ def test_example_that_its_agent_declares_failed_raises(playground: Playground) -
     errors = sorted(str(one) for one in results if isinstance(one, Exception))
     assert errors == [
         "scripted declared this rollout failed (bad_weather): it rains",
-        "the response of scripted is not a JSON object: b'[1]'",
+        "the response of scripted is not a JSON object: [1]; `verify` has to return one with a reward",
     ]
     assert [given for given, _ in (one for one in results if isinstance(one, tuple))] == rows[2:]
 
