@@ -150,7 +150,7 @@ class Servers:
             hint = did_you_mean(missing[0], self.agents)
             hint += "" if hint.endswith("?") else "."
             raise ConfigError(
-                f"no agent {', '.join(map(repr, missing))} among the servers ({self.where}); {hint} "
+                f"no agent {', '.join(map(repr, missing))} among the servers {self.where}; {hint} "
                 "Choose one with +agent_name=<name>, or pass the file that defines it: '+config_paths=[…]'"
             )
 
