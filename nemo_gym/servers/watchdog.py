@@ -32,7 +32,7 @@ class WatchdogPolicy:
     check_s: float = 0.5
     """Time between two checks."""
     blocked_s: float = 2.0
-    """A loop that does not respond for this long is blocked."""
+    """A loop that does not respond for this long, while the same task runs, is blocked."""
 
 
 _POLICY = WatchdogPolicy()
@@ -104,17 +104,24 @@ class _Watchdog:
         self._policy = policy
         self._asked: float | None = None
         """When the loop was asked to respond; None once it has."""
+        self._task: asyncio.Task[Any] | None = None
+        self._since = 0.0
+        """Since when, as far as is known, this task has been running while the loop does not respond."""
 
     def watch(self) -> None:
         while not self.is_over.wait(self._policy.check_s):
-            if self._asked is None:
-                self._asked = time.monotonic()
+            now, task = time.monotonic(), asyncio.current_task(self._loop)
+            has_responded = self._asked is None
+            if has_responded or task is not self._task:  # other tasks run: the loop is only busy
+                self._task, self._since = task, now
+            if has_responded:
+                self._asked = now
                 try:
                     self._loop.call_soon_threadsafe(self._respond)
                 except RuntimeError:  # the loop is closed
                     return
-            elif (seconds := time.monotonic() - self._asked) >= self._policy.blocked_s:
-                blocked = self._look(seconds)
+            elif now - self._since >= self._policy.blocked_s:
+                blocked = self._look(now - self._since)
                 if blocked is not None:
                     self._on_blocked(blocked)
 
