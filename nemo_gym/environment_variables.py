@@ -46,7 +46,7 @@ def user_cache_dir() -> Path:
 
 
 def policy_api_key() -> str | None:
-    """The key of the policy's endpoint, which is thus neither in a file nor in the list of processes."""
+    """The key of the policy's endpoint, which keeps it out of files and of the list of processes."""
     return os.environ.get(_POLICY_API_KEY) or None
 
 

@@ -26,7 +26,7 @@ class SizeLimits(NamedTuple):
     header_bytes: int = 64 * KB
     """The status line and all headers of a response."""
     request_bytes: int = 256 * MB
-    """The body of a request to a server of ours."""
+    """The body of a request to one of our own servers."""
     metrics_bytes: int = 4096 * MB
     """Request and response of `/aggregate_metrics`."""
 

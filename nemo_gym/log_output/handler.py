@@ -1,4 +1,4 @@
-"""The handler of every process of ours: it formats, redacts, escapes and counts."""
+"""The handler of every process of a run: it formats, redacts, escapes and counts."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""The order in which a pool hands out rollouts: suspects last, in ever smaller company, finally alone.
+"""The order in which a pool hands out rollouts: suspects last, fewer and fewer at a time, finally alone.
 
 A rollout is a suspect once a worker has died while it played it. Others that the worker played are suspects,
 too, so the number of rollouts played together shrinks with each death, and only one that was alone is blamed.
