@@ -13,6 +13,7 @@ from nemo_gym.config.merge import MISSING
 from nemo_gym.config.secrets import is_secret_path
 from nemo_gym.config.unresolved import unmet_needs
 from nemo_gym.errors import ConfigError, ConfigMissingValuesError, ConfigSyntaxError
+from nemo_gym.types import POLICY_API_KEY_KEY_NAME
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -69,11 +70,23 @@ class _Resolution:
         ]
         if lines:
             count = "1 value is" if len(lines) == 1 else f"{len(lines)} values are"
-            example = next(iter(self._missing), "key")
-            raise ConfigMissingValuesError(
-                f"{count} missing:{listed(lines)}\n"
+            raise ConfigMissingValuesError(f"{count} missing:{listed(lines)}\n{self._how_to_set()}")
+
+    def _how_to_set(self) -> str:
+        """Other users of the machine can see a command line, so it is not suggested for the key."""
+        names = [key for key in self._missing if key != POLICY_API_KEY_KEY_NAME]
+        hints = []
+        if names or not self._missing:
+            example = names[0] if names else "key"
+            hints.append(
                 f"set each on the command line, +{example}=<value>, or in env.yaml in the working directory"
             )
+        if len(names) < len(self._missing):
+            hints.append(
+                f"set {POLICY_API_KEY_KEY_NAME} in env.yaml or in the environment variable POLICY_API_KEY "
+                "(none if the endpoint needs no key)"
+            )
+        return "; ".join(hints)
 
     def _needed_by(self, users: list[str]) -> str:
         return f" (needed by {', '.join(users)}){self._file_of(users[0])}"

@@ -79,6 +79,16 @@ def test_one_missing_value_reads_as_one() -> None:
         resolve({"a": "???"})
 
 
+def test_key_of_the_endpoint_is_not_asked_for_on_the_command_line() -> None:
+    variable = "set policy_api_key in env.yaml or in the environment variable POLICY_API_KEY"
+    with pytest.raises(ConfigMissingValuesError) as only:
+        resolve({"key": "${policy_api_key}"})
+    assert variable in str(only.value) and "command line" not in str(only.value)
+    with pytest.raises(ConfigMissingValuesError) as both:
+        resolve({"key": "${policy_api_key}", "url": "${policy_base_url}"})
+    assert variable in str(both.value) and "+policy_base_url=<value>" in str(both.value)
+
+
 @pytest.mark.parametrize(
     ("values", "circle"),
     [
