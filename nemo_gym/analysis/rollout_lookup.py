@@ -13,6 +13,7 @@ from pathlib import Path
 from nemo_gym.analysis.transcript import output_items
 from nemo_gym.codec import decode_json, encode_json
 from nemo_gym.errors import InputError, JournalError
+from nemo_gym.failures import FailureKind
 from nemo_gym.metrics import Columns, Intake
 from nemo_gym.metrics.columns import REWARD
 from nemo_gym.path_utils import failures_path_for, materialized_path_for
@@ -21,7 +22,7 @@ from nemo_gym.rollout_collection.planning.remaining import read_plan
 from nemo_gym.rollout_collection.recording.rollouts import OutputIndex
 from nemo_gym.rollout_collection.recording.scan import scan
 from nemo_gym.terminal import one_line
-from nemo_gym.types import ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
+from nemo_gym.types import NG_FAILURE_CLASS_KEY, ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 
 _SEARCHED_FOR_TOOLS = 1000
 """Rollouts that are searched for the names of tools, to list them in an error message."""
@@ -150,7 +151,10 @@ def _tools_of(record: Record) -> set[str]:
 
 
 class Failures:
-    """The failures beside a rollouts file: for each key that has no rollout, its last one."""
+    """The failures beside a rollouts file: for each key that has no rollout, its last one.
+
+    Rollouts that were cancelled when a run was stopped have not failed.
+    """
 
     def __init__(self, output: Path, done: Container[Key] = ()) -> None:
         self.path = failures_path_for(output)
@@ -160,7 +164,8 @@ class Failures:
             return
         for line, record in read_records(self.path, BadLines(are_skipped=True)):
             key = key_of(record)
-            if key is not None and key not in done:
+            is_cancelled = record.get(NG_FAILURE_CLASS_KEY) == FailureKind.CANCELLED
+            if key is not None and key not in done and not is_cancelled:
                 self._offsets[packed(key)] = line.offset
 
     def __len__(self) -> int:

@@ -165,7 +165,9 @@ class _Shown:
     def _failed(self, keys: list[Key]) -> Iterator[str]:
         if not keys:
             path = self._failures.path
-            reason = "every rollout in it has succeeded since" if path.exists() else "not found"
+            reason = (
+                "every rollout in it has succeeded since, or was cancelled" if path.exists() else "not found"
+            )
             raise InputError(f"{path}: {reason}; there are no failures to show")
         shown = keys[: self._options.most]
         rows = self._failures.rows(shown)

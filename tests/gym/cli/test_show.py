@@ -180,6 +180,18 @@ def test_failures_are_shown_with_cause_and_input_unless_they_have_succeeded_sinc
     assert keys(ng("show", FILE, "--failed").out) == ["0:0", "1:0", "2:0"]
 
 
+def test_rollouts_that_a_stop_has_cancelled_have_not_failed(ng: Ng) -> None:
+    cancelled = failure(1, _ng_failure_class="cancelled")
+    write(FILE, rollout(0))
+    write("results/a_failures.jsonl", cancelled)
+    assert "Failed" not in ng("show", FILE).out
+    ng("show", FILE, "--failed").assert_complains(
+        "has succeeded since, or was cancelled; there are no failures"
+    )
+    write("results/a_failures.jsonl", failure(1), cancelled)
+    assert keys(ng("show", FILE, "--failed").out) == ["1:0"]
+
+
 def test_without_a_selection_the_file_is_described(ng: Ng) -> None:
     write_usual()
     write("results/a_failures.jsonl", failure(7))
