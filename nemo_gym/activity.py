@@ -276,3 +276,9 @@ def activity_from(
 
 current_activity: ContextVar[Activity | None] = ContextVar("current_activity", default=None)
 """The activity of the rollout that the running code belongs to."""
+
+
+def in_collection() -> bool:
+    """Whether the running code belongs to a rollout of a collection, which watches its endpoints."""
+    activity = current_activity.get()
+    return activity is not None and activity.endpoints is not None

@@ -16,6 +16,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, NewType
 
+from nemo_gym.types import POLICY_MODEL_KEY_NAME
+
 logger = logging.getLogger(__name__)
 
 
@@ -261,6 +263,8 @@ _SAID_WITHIN = 500
 def kind_of_response(status: int, body: bytes, boundary: Boundary) -> FailureKind:
     """The kind of an error response that names none. Of an endpoint, 400 and 404 depend on the body."""
     if boundary is Boundary.ENDPOINT:
+        if status < 400:  # redirects are not followed, because they would get the key
+            return FailureKind.CONFIGURATION
         if status == 400 and is_about_model(body):
             return FailureKind.CONFIGURATION
         if status == 404 and endpoint_error(body).code in REQUEST_CODES:
@@ -270,16 +274,24 @@ def kind_of_response(status: int, body: bytes, boundary: Boundary) -> FailureKin
 
 def likely_fix(server: str, url: str, status: int | None, body: bytes) -> str:
     """What to do if an endpoint refuses every call; status None: its host was not found."""
-    address = url.partition("?")[0]
     if status is None:
-        return f"check the address of {server} (policy_base_url)"
+        return f"check the address of {_located(server, 'base_url')}"
+    if status < 400:
+        return f"give the final address of {_located(server, 'base_url')}"
     if is_about_model(body):
-        return f"check the name of the model of {server} (policy_model_name)"
+        return f"check the name of the model of {_located(server, 'model_name')}"
     if status in (401, 403):
-        return f"check the key of {server} (policy_api_key)"
-    if "/v1/" not in address:
-        return f"the base URL usually ends in /v1: check the address of {server} (policy_base_url)"
-    return f"check the address and the name of the model of {server} (policy_base_url, policy_model_name)"
+        return f"check the key of {_located(server, 'api_key')}"
+    if "/v1/" not in url.partition("?")[0]:
+        return f"the base URL usually ends in /v1: check the address of {_located(server, 'base_url')}"
+    return f"check the address and the name of the model of {_located(server, 'base_url', 'model_name')}"
+
+
+def _located(server: str, *settings: str) -> str:
+    """A model server with the settings to change: those of the policy have published names."""
+    if server != POLICY_MODEL_KEY_NAME:
+        return f"{server} in the configuration"
+    return f"{server} ({', '.join(f'policy_{setting}' for setting in settings)})"
 
 
 def is_about_model(body: bytes) -> bool:
@@ -301,12 +313,17 @@ def endpoint_error(body: bytes) -> ErrorBody:
     try:
         error = json.loads(body)
     except (ValueError, RecursionError):
-        return ErrorBody(body[:_SAID_WITHIN].decode("utf-8", "replace"))
-    if isinstance(error, dict) and "error" in error:
-        error = error["error"]
+        return ErrorBody(_quoted(body))
     if isinstance(error, dict):
-        return ErrorBody(*(str(error.get(field) or "") for field in ErrorBody._fields))
-    return ErrorBody(str(error))
+        error = error.get("error") or error.get("detail") or error
+    if isinstance(error, dict):
+        found = ErrorBody(*(str(error.get(field) or "") for field in ErrorBody._fields))
+        return found if found.message else found._replace(message=_quoted(body))
+    return ErrorBody(error if isinstance(error, str) else _quoted(body))
+
+
+def _quoted(body: bytes) -> str:
+    return body[:_SAID_WITHIN].decode("utf-8", "replace")
 
 
 _STATUSES_BY_NAME = (

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from nemo_gym.activity import Activity
-from nemo_gym.failures import FailureKind
+from nemo_gym.errors import ConfigError
+from nemo_gym.failures import FailureKind, rule_of
 from nemo_gym.http import (
     FAILURE_KIND_HEADER,
     FAILURE_SERVER_HEADER,
@@ -56,14 +57,16 @@ EXPECTED = {
     "infrastructure": OUTAGE,
     "timeout": OUTAGE,
     "judge_failed": OUTAGE,
-    "configuration": Expected(1, 0, True, RolloutConfigurationError),
+    "configuration": Expected(0, 0, True, RolloutConfigurationError),
     "data": Expected(2, 2, True, RolloutDataFailure),
     "cancelled": Expected(1, 0, False, GymTransportError),
 }
 KEY, REF = Key(0, 0), {"name": "agent"}
 each_kind = pytest.mark.parametrize("kind", FailureKind)
-of_a_rollout = pytest.mark.parametrize("kind", [kind for kind in FailureKind if kind != "configuration"])
-"""A failure of kind `configuration` is charged to no rollout; see `tests/e2e/test_refusing_endpoints.py`."""
+charged_kinds = [kind for kind in FailureKind if not rule_of(kind).blames_endpoint]
+of_a_rollout = pytest.mark.parametrize("kind", charged_kinds)
+blaming_endpoints = pytest.mark.parametrize("kind", sorted({*FailureKind} - {*charged_kinds}))
+"""Such failures are charged to no rollout; see also `tests/e2e/test_refusing_endpoints.py`."""
 
 
 def test_every_kind_is_expected() -> None:
@@ -100,6 +103,33 @@ def test_collector_retries_by_the_rule_of_the_kind(kind: FailureKind) -> None:
     outcome, expected = dispatched(kind), EXPECTED[kind]
     assert (outcome.kind, outcome.attempts) == (kind, expected.attempts)
     assert outcome.data_attempts == expected.data_attempts
+
+
+@blaming_endpoints
+def test_collector_charges_no_rollout_for_an_endpoint(kind: FailureKind) -> None:
+    outcomes: list[Outcome] = []
+    attempts = asyncio.Semaphore(0)
+
+    async def fail(rollout: PlannedRollout, activity: Activity) -> Outcome:
+        attempts.release()
+        return Failure(KEY, REF, kind, "Error", "scripted")
+
+    async def run() -> None:
+        policy = RolloutPolicy(60.0, RetryPolicy(max_tries=1, base_delay_s=0.0))
+        dispatcher = Dispatcher(fail, lambda rollout, _: Activity(str(rollout.key)), policy, outcomes.append)
+        dispatcher.submit(PlannedRollout(KEY, "agent", REF, b"{}", data_attempts_left=1))
+        [entry] = dispatcher.in_flight
+        async with asyncio.timeout(30):
+            for _ in range(4):  # the fourth begins after three have ended
+                await attempts.acquire()
+        assert entry.refusals == 3
+        assert (entry.attempts, entry.failures, entry.data_attempts) == (1, 0, 0) and not outcomes
+        state = dispatcher.state(None)
+        assert (state.refused, state.refusal, state.waiting_calls()) == (1, "scripted", {"refused": 1})
+        dispatcher.abandon_all()
+
+    asyncio.run(run())
+    assert [one.kind for one in outcomes if isinstance(one, Failure)] == [FailureKind.CANCELLED]
 
 
 @each_kind
@@ -194,6 +224,21 @@ def test_agent_that_declares_a_kind_gets_its_rule(
     assert playground.played() == ["0:0"] * expected.attempts
     [record] = records_of(playground.failures)
     assert (record["_ng_failure_class"], record["attempts"]) == (kind.value, expected.attempts)
+    playground.reset_responses()
+    assert len(playground.collect(resume_from_cache=True)) == 1
+
+
+@blaming_endpoints
+def test_agent_that_blames_an_endpoint_ends_the_run(
+    kind: FailureKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    playground = Playground(tmp_path)
+    playground.write_input(row("a"))
+    playground.set_response("0:0", _ng_failure_class=kind.value)
+    with pytest.raises(ConfigError, match=rf"scripted declared this rollout failed \({kind}\)"):
+        playground.collect()
+    assert not playground.failures.exists() or not records_of(playground.failures)
     playground.reset_responses()
     assert len(playground.collect(resume_from_cache=True)) == 1
 

@@ -235,7 +235,7 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
             f"{call} responded with {response.status} and a body that is not JSON ({error}): {body[:200]!r}"
         )
         if 300 <= response.status < 400:
-            reason += f"; it redirects to {shown_url(response.headers.get('Location', 'an unknown address'))}"
+            reason += f"; it redirects to {redirect_target(response)}"
         JSONDecodeError.__init__(self, reason, body, getattr(error, "pos", 0))
         self.args, self.server, self.reason = (reason,), "", reason
         self.kind = FailureKind.INFRASTRUCTURE
@@ -243,6 +243,10 @@ class NoJsonError(ServerUnreachableError, JSONDecodeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ServerUnreachableError, (self.server, self.reason)
+
+
+def redirect_target(response: ClientResponse) -> str:
+    return shown_url(response.headers.get("Location", "an unknown address"))
 
 
 def shown_url(url: str) -> str:

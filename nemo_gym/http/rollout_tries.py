@@ -28,6 +28,7 @@ from nemo_gym.http.client_response import (
     FAILURE_KIND_HEADER,
     ClientResponse,
     GivenUpError,
+    redirect_target,
 )
 from nemo_gym.http.retry_policy import RetryPolicy, doubled, retry_after_s
 from nemo_gym.http.tries import Clock
@@ -87,7 +88,7 @@ class RolloutTries:
         return self._call.timeout_s or self._policy.try_timeout_s or self._activity.call_timeout_s
 
     def is_over(self, response: ClientResponse) -> bool:
-        if response.status < 400:
+        if response.status < (300 if self._policy.statuses else 400):
             if self._policy.statuses or self._wait is not None:
                 self._health.succeeded(self._call.url, self._clock.now())
             return True
@@ -100,7 +101,8 @@ class RolloutTries:
         status, body = response.status, response.body
         if kind_of_response(status, body, Boundary.ENDPOINT) is not FailureKind.CONFIGURATION:
             return False
-        self._note_refusal(f"responded with {status}: {_first_line(body)}", status, body)
+        said = f": {_first_line(body)}" if status >= 400 else f", a redirect to {redirect_target(response)}"
+        self._note_refusal(f"responded with {status}{said}", status, body)
         self._is_refused = self._health.has_succeeded(self._call.url)
         return self._is_refused
 

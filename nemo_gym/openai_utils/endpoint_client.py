@@ -30,7 +30,7 @@ from nemo_gym.http import (
     parse_call,
     send_with_retries,
 )
-from nemo_gym.http.client_response import shown_url
+from nemo_gym.http.client_response import redirect_target
 from nemo_gym.http.unreachable import reports_unreachable
 
 from .streams import (
@@ -170,10 +170,9 @@ def _decoded_slowly(body: bytes) -> OddJson | None:
 
 def _redirected(response: ClientResponse) -> ClientResponse:
     """Redirects are not followed, because they would get the key."""
-    location = shown_url(response.headers.get("Location", "an unknown address"))
     text = (
-        f"the endpoint responded with {response.status} and redirects to {location}; redirects are not "
-        "followed: give the final address as its base URL"
+        f"the endpoint responded with {response.status} and redirects to {redirect_target(response)}; "
+        "redirects are not followed: give the final address as its base URL"
     )
     return _failure(response, text.encode("utf-8", "replace"))
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from nemo_gym.endpoint_health import Endpoint, EndpointReport
 from nemo_gym.errors import ConfigError, NeMoGymError
+from nemo_gym.failures import FailureKind
 from nemo_gym.rollout_collection.execution.executor import ExecutorState
+from nemo_gym.rollout_collection.recording.causes import cause_of
 from nemo_gym.terminal import one_line
 
 _SHOWN_AFTER_S = 2.0
@@ -60,7 +62,10 @@ class EndpointWatch:
         reports = state.with_refused()
         self._responded |= {_key(report) for report in reports if report.successes}
         for report in reports:
-            self._report_outage(report)
+            if report.url or succeeded:  # else the run is about to end
+                self._report_outage(report)
+        if not state.refused:
+            self._outages.pop(_UNKNOWN, None)
         return self._timed_out(reports) or self._refused(state, succeeded) or await self._abandoned(reports)
 
     def _report_outage(self, report: EndpointReport) -> None:
@@ -69,9 +74,8 @@ class EndpointWatch:
         if outage is None:
             if down_s is not None and down_s >= _SHOWN_AFTER_S:
                 self._outages[key] = _Outage(now - down_s, now)
-                causes = " and ".join(map(_cause, report.waiting))
                 self.note(
-                    f"{one_line(report.name)}: {causes} at {one_line(report.url)}, retrying; rollouts wait, "
+                    f"{_trouble(report)}, retrying; rollouts wait, "
                     f"and the run stops after {self.outage_timeout_s:g} s without success (outage_timeout_s)"
                 )
             return
@@ -86,10 +90,8 @@ class EndpointWatch:
     def _timed_out(self, reports: Iterable[EndpointReport]) -> Ending | None:
         for report in reports:
             if report.down_s is not None and report.down_s >= self.outage_timeout_s:
-                causes = " and ".join(map(_cause, report.waiting))
                 return Ending(
-                    f"{one_line(report.name)}: {causes} at {one_line(report.url)}, and no success for "
-                    f"{self.outage_timeout_s:g} s (outage_timeout_s)"
+                    f"{_trouble(report)}, and no success for {self.outage_timeout_s:g} s (outage_timeout_s)"
                 )
         return None
 
@@ -104,7 +106,9 @@ class EndpointWatch:
         self._looks["refused"] = self._looks["refused"] + 1 if is_refused else 0
         if self._looks["refused"] < _LOOKS:
             return None
-        what = f"{never[0].name} refuses every call: {never[0].refusal}" if never else state.refusal
+        what = (
+            f"{never[0].name} refuses every call: {never[0].refusal}" if never else _innermost(state.refusal)
+        )
         advice = never[0].advice if never else "check the configuration of the model server"
         text = (
             f"{one_line(what).rstrip('.')}. To fix it, {advice}. No rollout has used up an attempt; "
@@ -128,6 +132,24 @@ class EndpointWatch:
 
 def _key(report: EndpointReport) -> Endpoint:
     return Endpoint(report.name, report.url, report.is_server)
+
+
+_UNKNOWN = Endpoint("rollouts", "")
+"""What rollouts wait for if they are refused, but not by an endpoint that the run knows."""
+
+
+def _trouble(report: EndpointReport) -> str:
+    """`policy_model: status 503 at http://host:8000/v1`."""
+    if not report.url:
+        return one_line(_innermost(report.refusal)).rstrip(".")
+    causes = " and ".join(map(_cause, report.waiting))
+    return f"{one_line(report.name)}: {causes} at {one_line(report.url)}"
+
+
+def _innermost(refusal: str) -> str:
+    """Without the servers that only passed the failure on."""
+    cause = cause_of(FailureKind.CONFIGURATION, "", refusal)
+    return f"{cause.place}: {cause.text}" if cause.place else refusal
 
 
 def _cause(cause: str) -> str:

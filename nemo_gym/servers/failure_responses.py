@@ -20,10 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nemo_gym.activity import in_collection
 from nemo_gym.codec import encode_json
 from nemo_gym.config import redact
 from nemo_gym.event_loop import end_forked_process, is_ctrl_c
-from nemo_gym.failures import Boundary, FailureKind, kind_of_exception, kind_of_status
+from nemo_gym.failures import Boundary, FailureKind, kind_of_exception, kind_of_status, rule_of
 from nemo_gym.http import (
     FAILURE_COUNT_HEADER,
     FAILURE_KIND_HEADER,
@@ -97,7 +98,8 @@ class Failures:
             return Response(content, error.status, cause, "application/json")
         if isinstance(error, ServerCallError):
             cause = _cause(error.server or self.server_name, error.origin_status, kind, error.failure_count)
-            if error.status < 500:  # the server that refused the request did not log it
+            # The server that refused the request did not log it. A collection reports an endpoint that did.
+            if error.status < 500 and not (rule_of(kind).blames_endpoint and in_collection()):
                 logger.warning("%s: %s", self.server_name, redact(str(error), self.secrets))
         elif isinstance(error, ServerUnreachableError):
             cause = _cause(error.server or self.server_name, 503, kind, error.failure_count)

@@ -31,6 +31,8 @@ def check_refused(runs: CollectionRuns, settings: dict[str, object], *parts: str
     assert len(lines) == 1, collector.output
     for part in (*parts, "+resume_from_cache=true"):
         assert part in lines[0], lines[0]
+    assert collector.output.count(parts[0]) == 1, collector.output
+    assert "WARNING" not in collector.output
     assert "Traceback" not in collector.output
     assert not runs.failures and not runs.recorded()
     assert runs.check_ledger()["not_run"] == 12
@@ -62,6 +64,24 @@ def test_unknown_model_ends_the_run_at_once(runs: CollectionRuns) -> None:
 def test_address_without_v1_ends_the_run_at_once(runs: CollectionRuns) -> None:
     url = runs.endpoint.base_url.removesuffix("/v1")
     check_refused(runs, {"policy_base_url": url}, "responded with 404", "the base URL usually ends in /v1")
+
+
+def test_endpoint_that_says_why_under_another_name_is_quoted(runs: CollectionRuns) -> None:
+    async def locked(number: int, times: int) -> Output | None:
+        return web.json_response({"detail": "Not authenticated"}, status=401)
+
+    runs.adder.override = locked
+    check_refused(runs, {}, "responded with 401: Not authenticated. ")
+
+
+@pytest.mark.parametrize("settings", [{}, PROCESSES], ids=["embedded", "processes"])
+def test_corrected_address_or_model_needs_no_other_setting_to_resume(
+    runs: CollectionRuns, settings: dict[str, object]
+) -> None:
+    wrong = {"policy_model_name": "no-such", "policy_base_url": "http://no-such-host.invalid/v1"}
+    assert runs.start(**settings, **wrong).wait(60) == 2
+    runs.finish(**settings)
+    assert not list(runs.output.parent.glob("rollouts.jsonl.*")), "nothing was recorded"
 
 
 def test_host_that_does_not_resolve_ends_the_run_at_once(runs: CollectionRuns) -> None:

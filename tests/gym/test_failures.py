@@ -25,6 +25,7 @@ from nemo_gym.failures import (
     _warn_of_near_miss,
     charge_of_status,
     declared_kind,
+    endpoint_error,
     kind_in_header,
     kind_of_exception,
     kind_of_response,
@@ -224,3 +225,20 @@ def test_no_class_has_two_kinds_at_one_boundary() -> None:
     for boundary in Boundary:
         names = [name for rule in EXCEPTION_RULES if boundary in rule.boundaries for name in rule.names]
         assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "no key", "code": "x"}}', "no key"),
+        (b'{"error": "no key"}', "no key"),
+        (b'{"object": "error", "message": "no key"}', "no key"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"detail": {"message": "no key"}}', "no key"),
+        (b'{"detail": [{"msg": "no key"}]}', '{"detail": [{"msg": "no key"}]}'),
+        (b'{"reason": "no key"}', '{"reason": "no key"}'),
+        (b"not JSON", "not JSON"),
+    ],
+)
+def test_what_an_error_says_is_found_or_quoted(body: bytes, message: str) -> None:
+    assert endpoint_error(body).message == message

@@ -71,6 +71,8 @@ class InFlight:
     """How the previous attempt ended, if it counts."""
     refusals: int = 0
     """Attempts in a row that an endpoint refused; they do not count."""
+    refused_since: float = 0.0
+    """When the first of these was refused."""
     refused_at: float | None = None
     """When the previous attempt was refused."""
     is_cause: bool = False
@@ -132,15 +134,16 @@ class Dispatcher:
     def state(self, limits: EndpointLimits | None, endpoints: RunEndpoints | None = None) -> ExecutorState:
         """What its rollouts are doing, with the endpoints that they call and the limits of these."""
         now = time.monotonic()
-        refused = sum(entry.refusals > 0 for entry in self.in_flight)
+        refused = [entry.refused_since for entry in self.in_flight if entry.refusals]
         return ExecutorState(
             len(self.in_flight),
             self.retries,
             oldest=[_described(entry, now) for entry in islice(self.in_flight, SHOWN_OLDEST)],
             limits=limits.current() if limits is not None else {},
             endpoints=endpoints.reports() if endpoints is not None else [],
-            refused=refused,
+            refused=len(refused),
             refusal=self.refusal if refused else "",
+            refused_s=self._loop.time() - min(refused) if refused else 0.0,
         )
 
     def take_waits(self, waits: Mapping[str, float]) -> None:
@@ -239,7 +242,9 @@ class Dispatcher:
             self._finish(entry, outcome)
             return
         if rule_of(outcome.kind).blames_endpoint and outcome.is_kept and not outcome.is_terminal:
-            if not self._is_cause(entry) and outcome.count < self._policy.retry.max_tries:
+            # More than one failure: other tries of the call were charged before it was refused.
+            is_spent = outcome.count > 1 and outcome.count >= self._policy.retry.max_tries
+            if not self._is_cause(entry) and not is_spent:
                 self._wait_for_endpoint(entry, outcome)
                 return
             outcome = replace(outcome, kind=FailureKind.DATA)
@@ -271,6 +276,8 @@ class Dispatcher:
         entry.attempts -= 1
         entry.refusals += 1
         entry.refused_at = self._loop.time()
+        if entry.refusals == 1:
+            entry.refused_since = entry.refused_at
         self.refusal = refused.message
         delay_s = self._policy.retry.delay_s(entry.refusals, refused.retry_after_s)
         self._start_after(entry, max(delay_s, _LEAST_WAIT_S), refused)

@@ -34,11 +34,22 @@ class ExecutorState:
     """Rollouts whose last attempt was refused because of the configuration of an endpoint."""
     refusal: str = ""
     """The error of one of them."""
+    refused_s: float = 0.0
+    """Time since the first of them was refused."""
 
     def with_refused(self) -> list[EndpointReport]:
-        """The endpoints. Rollouts wait for those that refuse them although they have responded before."""
+        """The endpoints. Rollouts wait for those that refuse them although they have responded before.
+
+        If no endpoint refuses them, as when an agent declares the failure, they wait for one without a URL.
+        """
         if not self.refused:
             return self.endpoints
+        if not any(one.refusal and not one.is_server for one in self.endpoints):
+            waiting = {"refused": self.refused}
+            unknown = EndpointReport(
+                "rollouts", "", failing_s=self.refused_s, waiting=waiting, refusal=self.refusal
+            )
+            return [*self.endpoints, unknown]
         return [
             replace(
                 one, waiting={**one.waiting, "refused": self.refused}, failing_s=one.failing_s or one.quiet_s

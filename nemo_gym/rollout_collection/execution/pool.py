@@ -144,6 +144,7 @@ class WorkerPool:
             endpoints=[report for state in states for report in state.endpoints],
             refused=sum(state.refused for state in states),
             refusal=next((state.refusal for state in states if state.refusal), ""),
+            refused_s=max((state.refused_s for state in states), default=0.0),
         )
 
     def take_waits(self, waits: Mapping[str, float]) -> None:
