@@ -42,7 +42,9 @@ def run(config: GymConfig, options: StatusConfig) -> int:
                 "file next to it show how the last one ended"
             ) from error
         if not collections and any(key.startswith(HEAD_SERVER_KEY_NAME) for key in config.texts):
-            raise
+            raise HeadServerUnreachableError(
+                f"{error}. No running collection writes into this folder or its folder results either"
+            ) from error
         if not collections and not options.json_output:
             say(_nothing_runs(error))
             return 0
