@@ -158,8 +158,9 @@ def stand_in(vllm: VLLMStandIn, config: str) -> NemoGym:
         "policy_base_url": vllm.base_url,
         "policy_api_key": "none",
         "policy_model_name": "toy",
-        "policy_eos_token": "<|im_end|>",
     }
+    if config == REPLAYING:
+        settings["policy_eos_token"] = "<|im_end|>"
     return NemoGym([CALCULATOR, f"{VLLM}/{config}"], settings, **IN_TURN)
 
 
