@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from nemo_gym import PARENT_DIR
+from nemo_gym.cli.output import say
 from nemo_gym.errors import ConfigError
 from nemo_gym.types import ServerKind
 
@@ -37,12 +38,12 @@ class Scaffold:
             raise ConfigError(f"{folder} already exists; nothing was written. Choose another name")
         try:
             for path in self._write(folder, name):
-                print(path)
+                say(path)
         except OSError as error:
             raise ConfigError(
                 f"cannot write {error.filename}: {error.strerror}; choose another folder"
             ) from error
-        print(f"Next: ng_test +entrypoint={folder}, then {self.next_step} in {folder / 'app.py'}.")
+        say(f"Next: ng_test +entrypoint={folder}, then {self.next_step} in {folder / 'app.py'}.")
 
     def _write(self, folder: Path, name: str) -> Iterator[Path]:
         """Write the files, and yield each path. NAME and TESTS in the path of a template are placeholders."""

@@ -43,15 +43,23 @@ def test_servers_beyond_this_machine_serve_only_those_who_have_the_token(
         token = json.loads(file.read_text())["token"]
         assert str(file) in served.output
         assert asyncio.run(status_without_token(served.head)) == 401
-        collector = runs.start(**served_settings(served.head))
-        assert collector.wait() == 0, collector.output
+        arguments = runs.arguments(**served_settings(served.head))
+        collected = run_command("ng_collect_rollouts", *arguments, cwd=runs.folder)
+        assert collected.returncode == 0, collected.stderr
         runs.check_complete()
         status = run_command("ng_status", f"+head_server.port={served.head.port}")
         assert status.returncode == 0 and "policy_model" in status.stdout, status.stderr
         processes = subprocess.run(["ps", "-Aww", "-o", "args="], capture_output=True, text=True, check=True)
         kept = [path for path in runs.folder.rglob("*") if path.is_file() and path != file]
         texts = [path.read_text(errors="replace") for path in kept]
-        for text in (*texts, processes.stdout, served.output, collector.output, status.stdout):
+        for text in (
+            *texts,
+            processes.stdout,
+            served.output,
+            collected.stdout,
+            collected.stderr,
+            status.stdout,
+        ):
             assert token not in text
     assert not file.exists()
 

@@ -1,5 +1,6 @@
 """Endpoints that are down or limit the rate of calls: rollouts wait, nothing is charged, the user sees it."""
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from nemo_gym.path_utils import status_path_for
 from nemo_gym.rollout_collection.recording.status_file import read_status
 from scripts.scripted_endpoint import Output
 from tests.support.collecting import CollectionRuns, Collector, failing, no_override, slow
-from tests.support.commands import NgRun, run_command
+from tests.support.commands import NgRun, run_command, wait_until
 
 EMBEDDED: dict[str, object] = {}
 PROCESSES: dict[str, object] = {"executor": "processes", "num_workers": 2}
@@ -73,7 +74,11 @@ def test_endpoint_that_is_unavailable_in_the_middle_is_waited_for(
     runs: CollectionRuns, hosting: str, status: int
 ) -> None:
     async def fail_after_four(number: int, times: int) -> Output | None:
-        return failing(status) if number >= 4 else None
+        if number < 4:
+            return None
+        # Else the outage could be reported before the first success.
+        await asyncio.to_thread(wait_until, lambda: len(runs.recorded()) == 4)
+        return failing(status)
 
     runs.adder.override = fail_after_four
     with servers(runs, hosting) as settings:

@@ -167,6 +167,12 @@ class NgRun:
         self._reader.join(30)
         return code
 
+    def close(self) -> None:
+        """Stop it and release what it holds in this process."""
+        self.stop()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
     def __enter__(self) -> "NgRun":
         if self._wait:
             self.wait_ready()
@@ -175,6 +181,4 @@ class NgRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.close()

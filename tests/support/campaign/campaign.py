@@ -71,9 +71,7 @@ class Campaign:
             if not self.tally.violations and not self._is_fresh:
                 self._finish()
         finally:
-            if self._ng_run is not None:
-                self._ng_run.process.kill()
-                self._ng_run.stop()
+            self._stop_ng_run()
         return self.tally
 
     def _round(self) -> None:
@@ -105,7 +103,9 @@ class Campaign:
 
     def _running(self) -> NgRun:
         """An `ng_run`, a new one if the last one was killed."""
-        if self._ng_run is None or self._ng_run.process.poll() is not None:
+        if self._ng_run is not None and self._ng_run.process.poll() is not None:
+            self._stop_ng_run()
+        if self._ng_run is None:
             restarts = {"restart_policy": "on_failure", "max_restarts": 1000}
             self._ng_run = NgRun(
                 [CONFIG_PATH, MODEL], {**self._endpoint.settings, **restarts}, self._runs.folder
@@ -259,7 +259,7 @@ class Campaign:
     def _stop_ng_run(self) -> None:
         if self._ng_run is not None:
             self._ng_run.process.kill()
-            self._ng_run.stop()
+            self._ng_run.close()
             self._ng_run = None
 
     def _check(self, collector: Collector, what: str, done: set[int], counts: dict[int, int]) -> None:

@@ -68,7 +68,7 @@ def test_digest_follows_a_top_up(playground: Playground) -> None:
 
 def leak(request: dict[str, Any]) -> list[Item] | web.Response:
     """An endpoint whose errors repeat the API key of the request."""
-    status = {"bad": 400, "down": 503, "forbidden": 401}.get(user_text(request))
+    status = {"bad": 400, "broken": 500, "too long": 413}.get(user_text(request))
     if status is None:
         return [message("The answer is 1.")]
     text = f"Incorrect API key provided: {SECRET}. Authorization: Bearer {SECRET}"
@@ -81,7 +81,7 @@ def test_no_file_holds_a_secret_even_if_the_endpoint_repeats_it(
     with ScriptedEndpoint(leak) as endpoint:
         playground.config_paths = ["resources_servers/calculator/configs/calculator.yaml", MODEL_CONFIG]
         playground.servers = {**endpoint.settings, "policy_api_key": SECRET}
-        rows = [row(text, expected_answer="1") for text in ("bad", "down", "forbidden", "good")]
+        rows = [row(text, expected_answer="1") for text in ("bad", "broken", "too long", "good")]
         playground.write_input(*rows)
         settings = {
             "agent_name": "calculator_simple_agent",
@@ -92,7 +92,7 @@ def test_no_file_holds_a_secret_even_if_the_endpoint_repeats_it(
             assert len(playground.collect(**settings, resume_from_cache=resume)) == 1
         headers = {one["Authorization"] for one in endpoint.headers}
     assert headers == {f"Bearer {SECRET}"}
-    assert {one["http_status"] for one in records_of(playground.failures)} == {400, 401, 503}
+    assert {one["http_status"] for one in records_of(playground.failures)} == {400, 413, 500}
     assert len(playground.names()) == 5
     for path in playground.output.parent.iterdir():
         assert SECRET not in path.read_text(), path
