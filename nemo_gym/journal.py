@@ -87,12 +87,12 @@ def json_object(data: bytes, place: str) -> dict[str, Any]:
 class Journal:
     """Appends lines to a file. A file has one writer; a process that was forked from it is ended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: Path | None = None) -> None:
         self.path = path
-        self.place = path.absolute()
+        self.place = place or path.absolute()
         """The same, in whatever working directory the program is later."""
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._file = os.open(self.place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self.size = os.fstat(self._file).st_size
         except OSError as error:
             raise cannot_write(path, error) from error

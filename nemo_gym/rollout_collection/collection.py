@@ -5,9 +5,10 @@ The journal is the truth: a rollout is on disk before anything counts it as done
 
 import asyncio
 import logging
+import os
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +67,8 @@ class Collection:
         self._display = display
         self._policy = policy
         self._output = Path(config.output_jsonl_fpath)
+        self._place = self._output.absolute()
+        """The same, whatever an environment in this process makes the working directory."""
         self._executor_kind = executor_named(config.executor)
         self._executor: Executor | None = None
         self._opening: asyncio.Timeout | None = None
@@ -95,7 +98,7 @@ class Collection:
         self._executor_kind.check(self._servers)
         self._servers.check_settings()  # before anything is written
         prepare_folder(self._config, self._policy.roots)
-        with exclusive(self._output) as lock, StatusFile(self._output) as status:
+        with _same_folder(), exclusive(self._output) as lock, StatusFile(self._output) as status:
             prepared = self._prepare(lock)
             planned_by_agent = prepared.planned_by_agent()
             progress = _new_progress(prepared)
@@ -226,9 +229,9 @@ class Collection:
         if recorder.is_over_budget:
             stopped_by = f"more failures than max_failure_rate={self._config.max_failure_rate:g} allows"
         state = "complete" if ledger.is_complete else "incomplete"
-        entries = {OUTPUT_STATE: output_state(self._output)}
+        entries = {OUTPUT_STATE: output_state(self._place)}
         prepared.manifest.save(state=state, ledger=ledger.as_data(), **entries)
-        rollouts = Rollouts(self._output, prepared.found.index.sorted_offsets())
+        rollouts = Rollouts(self._output, prepared.found.index.sorted_offsets(), self._place)
         return Collected(
             rollouts, prepared.found.index.keys, ledger, self._output, stopped_by, self._limits.reached
         )
@@ -263,6 +266,17 @@ class Collection:
                 one_line(str(error)),
             )
             return None
+
+
+@contextmanager
+def _same_folder() -> Iterator[None]:
+    """Return to the working directory at the end: environments in this process may change it."""
+    folder = os.getcwd()
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it was deleted meanwhile
+            os.chdir(folder)
 
 
 def _new_progress(prepared: Prepared) -> Progress:

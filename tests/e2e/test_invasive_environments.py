@@ -5,6 +5,7 @@ Whatever it does, no key is recorded twice, and the run goes on or stops with a 
 
 import pytest
 
+from nemo_gym.path_utils import aggregate_metrics_path_for
 from tests.support.collecting import CollectionRuns
 from tests.support.commands import NgRun, processes_in, wait_until
 from tests.support.unruly import unruly
@@ -144,4 +145,34 @@ def test_server_of_ng_run_survives_such_environments(runs: CollectionRuns) -> No
         log = "\n".join(served.lines_of("unruly"))
         assert "stopped the event loop; continuing" in log and "it was ended" in log
         assert served.process.poll() is None and "died" not in served.output
+    unruly(runs).finish()
+
+
+LEAVES = """
+import os
+
+async def verify(self, body: dict) -> dict:
+    os.makedirs("elsewhere", exist_ok=True)
+    os.chdir("elsewhere")
+    if body["expected_answer"] == "4":
+        raise ValueError("after the working directory has changed")
+    return {**body, "reward": 1.0}
+
+Server.verify = verify
+"""
+
+
+@pytest.mark.parametrize("hosting", HOSTINGS)
+def test_environment_that_changes_the_working_directory_changes_nothing_else(
+    runs: CollectionRuns, hosting: str
+) -> None:
+    runs = unruly(runs, LEAVES)
+    collector = runs.start(**HOSTINGS[hosting])
+    assert collector.wait() == 1, collector.output
+    assert "12 planned = 11 succeeded + 1 failed (1 data) + 0 not run" in collector.output
+    assert runs.check_ledger()["failed"] == {"data": 1}
+    assert "Aggregate metrics: results/rollouts_aggregate_metrics.json" in collector.output
+    assert aggregate_metrics_path_for(runs.output).exists()
+    assert "after the working directory has changed" in runs.failure_of(3)["error_message"]
+    assert not list(runs.folder.rglob("elsewhere/**/*.json*"))
     unruly(runs).finish()

@@ -39,6 +39,8 @@ class RemainingWork:
 
     plan: Path
     """The file of materialized inputs."""
+    place: Path
+    """The same, in whatever working directory the program is later."""
     max_attempts: int
     """Attempts, across all runs, of a rollout that fails because of its input."""
     planned: int
@@ -75,7 +77,7 @@ class RemainingWork:
         """The rollouts to play, read from the plan."""
         if not self.to_run:
             return
-        for packed_key, line in read_plan(self.plan):
+        for packed_key, line in read_plan(self.place):
             if packed_key in self.done or packed_key in self.skipped:
                 continue
             row = _row(line, self.plan)
@@ -125,6 +127,7 @@ class WorkCount:
     def result(self) -> RemainingWork:
         return RemainingWork(
             self._plan,
+            self._plan.absolute(),
             self._max_attempts,
             self._planned,
             MappingProxyType(self._to_run_by_agent),
@@ -142,7 +145,7 @@ class WorkCount:
 def whole_plan(plan: Path, by_agent: Mapping[str, int], max_attempts: int) -> RemainingWork:
     """The remaining work of a new run: every rollout of the plan."""
     to_run = MappingProxyType(dict(by_agent))
-    return RemainingWork(plan, max_attempts, sum(to_run.values()), to_run)
+    return RemainingWork(plan, plan.absolute(), max_attempts, sum(to_run.values()), to_run)
 
 
 def remaining_work(plan: Path, done: Iterable[int], past: PastFailures, max_attempts: int) -> RemainingWork:

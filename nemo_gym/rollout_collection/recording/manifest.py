@@ -129,7 +129,7 @@ class Manifest:
     @classmethod
     def new(cls, path: Path, collection: dict[str, Any], values: Mapping[str, Any]) -> "Manifest":
         return cls(
-            path,
+            path.absolute(),  # an environment may change the working directory
             {
                 "versions": {"nemo_gym": nemo_gym.__version__, "python": platform.python_version()},
                 "started_at": _now(),

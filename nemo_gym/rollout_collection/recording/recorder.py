@@ -41,6 +41,7 @@ class Recorder:
         """Called when no more outcomes can or need to be recorded."""
         self.in_flight: Callable[[], int] = lambda: 0
         self._output = output
+        self._failures_place = failures_path_for(output).absolute()  # the working directory may change
         self._found = found
         self._budget = budget
         self._on_recorded = on_recorded
@@ -93,7 +94,9 @@ class Recorder:
             columns.tool_use.take(outcome.tool_use)
         elif outcome.is_kept:
             if self._failures is None:
-                self._failures = self._files.enter_context(Journal(failures_path_for(self._output)))
+                self._failures = self._files.enter_context(
+                    Journal(failures_path_for(self._output), self._failures_place)
+                )
             self._failures.append(outcome.line())
 
     def check_files(self) -> None:

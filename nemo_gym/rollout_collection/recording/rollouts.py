@@ -41,11 +41,12 @@ class OutputIndex:
 class Rollouts(Sequence[dict[str, Any]]):
     """Like a list of dictionaries, each of which is read from the file when it is used."""
 
-    def __init__(self, path: Path, offsets: "array[int]") -> None:
+    def __init__(self, path: Path, offsets: "array[int]", place: Path | None = None) -> None:
         self.path = path
-        self._file = path.absolute()  # the working directory may change before it is read
+        self.place = place or path.absolute()
+        """The same, in whatever working directory the program is later."""
         self._offsets = offsets
-        self._identity = _identity(path)
+        self._identity = _identity(self.place)
 
     @property
     def offsets(self) -> "array[int]":
@@ -91,7 +92,7 @@ class Rollouts(Sequence[dict[str, Any]]):
         offsets = self._offsets if offsets is None else offsets
         if not offsets:
             return
-        with self._file.open("rb") as file:
+        with self.place.open("rb") as file:
             if _identity(file.fileno()) != self._identity:
                 raise InputError(
                     f"{self.path} has changed since these rollouts were read: a later run replaced or "

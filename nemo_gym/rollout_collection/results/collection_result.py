@@ -46,13 +46,13 @@ class CollectionResult(Rollouts):
         """The aggregate metrics, one entry per agent; None if they were not computed."""
         if not self._has_metrics:
             return None
-        metrics: list[dict[str, Any]] = decode_json(aggregate_metrics_path_for(self._file).read_bytes())
+        metrics: list[dict[str, Any]] = decode_json(aggregate_metrics_path_for(self.place).read_bytes())
         return metrics
 
     @cached_property
     def failures(self) -> Sequence[dict[str, Any]]:
         """The last failure of each rollout that did not succeed, sorted by key, each read when it is used."""
-        path = failures_path_for(self._file)
+        path = failures_path_for(self.place)
         return Rollouts(path, _last_failures(path, set(self._keys))) if path.exists() else []
 
 

@@ -55,7 +55,7 @@ async def write_run_metrics(
 ) -> None:
     """Compute the metrics and write them; for a stopped run only the default ones, without its servers."""
     is_stopped = collected.stopped_by is not None
-    path = aggregate_metrics_path_for(collected.output)
+    path = aggregate_metrics_path_for(collected.rollouts.place)
     entries = await agent_entries(
         agents, None if is_stopped else client, "the run was stopped" if is_stopped else NO_SERVER
     )
