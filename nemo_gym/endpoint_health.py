@@ -9,6 +9,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+FEWEST_REFUSED = 3
+"""So many calls have to be refused before the endpoint is to blame: it may refuse a single prompt."""
+_REPORT_S = 1.0
+"""Time between two reports of a process, so the times of two processes may differ by it."""
 _SAME_OUTAGE_S = 60.0
 """A call that waits within this time after another one had to give up waits for the same outage."""
 
@@ -45,6 +49,8 @@ class EndpointReport:
     """Time since the last success; None if there was none."""
     failing_s: float | None = None
     """Time since the first failure after the last success; None unless calls wait."""
+    failed_s: float = 0.0
+    """Time since the last failure of a call that waits."""
     waiting: dict[str, int] = field(default_factory=dict)
     """The number of calls that wait, by cause."""
     refusal: str = ""
@@ -55,9 +61,11 @@ class EndpointReport:
     @property
     def down_s(self) -> float | None:
         """For how long it has failed without any success; None if no call waits."""
-        if self.failing_s is None:
-            return None
-        return self.failing_s if self.quiet_s is None else min(self.failing_s, self.quiet_s)
+        if self.failing_s is None or self.quiet_s is None:
+            return self.failing_s
+        if self.quiet_s < self.failed_s + _REPORT_S:
+            return None  # nothing has failed since the last success, in whichever process that was
+        return min(self.failing_s, self.quiet_s)
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +75,7 @@ class EndpointHealth:
     """One endpoint. `succeeded` is called for every successful call, so it does nearly nothing."""
 
     __slots__ = (
+        "_failed_at",
         "_failing_since",
         "_good_urls",
         "_waited_until",
@@ -87,6 +96,7 @@ class EndpointHealth:
         self.advice = ""
         self._good_urls: set[str] = set()
         self._failing_since: float | None = None
+        self._failed_at = float("-inf")
         self._waited_until = float("-inf")
 
     def succeeded(self, url: str, now: float) -> None:
@@ -102,6 +112,7 @@ class EndpointHealth:
         """A try has failed, and its call waits now. After a success, only a new failure means an outage."""
         is_new = not self.waits and now - self._waited_until > _SAME_OUTAGE_S
         self.waits[wait] = None
+        self._failed_at = now
         if self._failing_since is None or is_new:
             self._failing_since = now
 
@@ -119,6 +130,7 @@ class EndpointHealth:
             successes=self.successes,
             quiet_s=now - self.last_success if self.successes else None,
             failing_s=now - self._failing_since if self.waits and self._failing_since is not None else None,
+            failed_s=now - self._failed_at if self.waits else 0.0,
             waiting=dict(Counter(wait.cause for wait in self.waits)),
             refusal=self.refusal,
             advice=self.advice,
@@ -157,6 +169,7 @@ def merged(reports: Iterable[EndpointReport]) -> list[EndpointReport]:
 def _both(first: EndpointReport, second: EndpointReport) -> EndpointReport:
     quiet = [one.quiet_s for one in (first, second) if one.quiet_s is not None]
     failing = [one.failing_s for one in (first, second) if one.failing_s is not None]
+    failed = [one.failed_s for one in (first, second) if one.failing_s is not None]
     return EndpointReport(
         first.name,
         first.url,
@@ -164,6 +177,7 @@ def _both(first: EndpointReport, second: EndpointReport) -> EndpointReport:
         first.successes + second.successes,
         min(quiet, default=None),
         max(failing, default=None),
+        min(failed, default=0.0),
         dict(Counter(first.waiting) + Counter(second.waiting)),
         second.refusal or first.refusal,
         second.advice or first.advice,

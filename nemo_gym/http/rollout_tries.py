@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from nemo_gym.activity import Activity
-from nemo_gym.endpoint_health import EndpointHealth, Wait
+from nemo_gym.endpoint_health import FEWEST_REFUSED, EndpointHealth, Wait
 from nemo_gym.failures import (
     Boundary,
     Charge,
@@ -118,7 +118,7 @@ class RolloutTries:
         self._unreachable = self._unreachable + 1 if is_unreachable else 0
         charge = self._charge(response, error)
         cause = connection_cause(error) if response is None else str(response.status)
-        counts = charge is Charge.ALWAYS or (charge is _OTHERS and self._others_succeed())
+        counts = charge is Charge.ALWAYS or (charge is _OTHERS and self._may_be_cause())
         self._charged += counts
         self._previous = self._clock.now()
         self._set_wait(None if charge is Charge.ALWAYS else cause, may_be_cause=counts)
@@ -144,14 +144,17 @@ class RolloutTries:
         assert response is not None
         return _OTHERS if self._is_refused else charge_of_status(response.status)
 
-    def _others_succeed(self) -> bool:
+    def _may_be_cause(self) -> bool:
         """Whether other calls have succeeded since the previous try, so that this call may be the cause.
 
-        If it was so before and all calls that still wait are such calls, it is not an outage either.
+        If it was so before and all calls that still wait are such calls, it is not an outage either. Nor is a
+        repeated refusal of very few calls: the last rows of a run have no others to be compared with.
         """
         if self._previous is None:
             return False
         if self._health.last_success > self._previous:
+            return True
+        if self._is_refused and len(self._health.waits) < FEWEST_REFUSED:
             return True
         may_be_cause = self._wait is not None and self._wait.may_be_cause
         return may_be_cause and not self._health.has_certain_waits()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from nemo_gym.endpoint_health import Endpoint, EndpointReport
+from nemo_gym.endpoint_health import FEWEST_REFUSED, Endpoint, EndpointReport
 from nemo_gym.errors import ConfigError, NeMoGymError
 from nemo_gym.failures import FailureKind
 from nemo_gym.rollout_collection.execution.executor import ExecutorState
@@ -19,8 +19,6 @@ _SHOWN_AFTER_S = 2.0
 """An outage is reported after this time. Less than the 5 s in which a user should see it, by two reports."""
 _FORGOTTEN_AFTER_S = 60.0
 """An outage is over if no call has waited for this time."""
-_FEWEST_REFUSED = 3
-"""So many rollouts have to be refused: the endpoint may refuse a single prompt."""
 _LOOKS = 2
 """So often in a row: the reports of different processes are not from the same moment."""
 
@@ -97,7 +95,7 @@ class EndpointWatch:
 
     def _refused(self, state: ExecutorState, succeeded: int) -> Ending | None:
         """If an endpoint that has never responded refuses every call, its configuration is wrong."""
-        if not state.refused or state.refused < min(_FEWEST_REFUSED, state.in_flight):
+        if not state.refused or state.refused < min(FEWEST_REFUSED, state.in_flight):
             self._looks["refused"] = 0
             return None
         refusing = [one for one in state.endpoints if one.refusal and not one.is_server]

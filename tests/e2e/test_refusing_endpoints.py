@@ -106,6 +106,17 @@ def test_row_that_the_endpoint_refuses_while_others_succeed_is_a_data_failure(
     assert failure["_ng_failure_class"] == "data" and failure["http_status"] == status
 
 
+def test_last_row_that_the_endpoint_refuses_does_not_hold_up_the_run(runs: CollectionRuns) -> None:
+    async def refuse_last(number: int, times: int) -> Output | None:
+        return failing(403) if number == 11 else None
+
+    runs.adder.override = refuse_last
+    collector = runs.start(num_samples_in_parallel=1, max_attempts=2)
+    assert collector.wait(60) == 1, collector.output
+    assert runs.failure_of(11)["_ng_failure_class"] == "data"
+    assert runs.check_ledger()["succeeded"] == 11
+
+
 def test_first_rows_that_the_endpoint_refuses_do_not_end_the_run(runs: CollectionRuns) -> None:
     async def refuse_two(number: int, times: int) -> Output | None:
         await slow(number, times)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from nemo_gym.activity import Activity, current_activity
-from nemo_gym.endpoint_health import Endpoint, EndpointHealth, RunEndpoints
+from nemo_gym.endpoint_health import FEWEST_REFUSED, Endpoint, EndpointHealth, RunEndpoints, Wait
 from nemo_gym.http import (
     CONNECT_ONLY,
     FAILURE_COUNT_HEADER,
@@ -140,9 +140,19 @@ def test_refusal_on_a_route_that_has_worked_is_waited_for() -> None:
     rollout = Rollout(failures_left=1)
     assert rollout.play(KEY) is KEY, "before any success, the caller decides"
     rollout.health.succeeded(CALL.url, 100.0)
+    for _ in range(FEWEST_REFUSED):
+        rollout.health.note_failure(Wait("401"), 200.0)
     rollout.now, rollout.calls = 200.0, 0
     result = rollout.play(KEY, KEY, KEY, 200)
     assert isinstance(result, ClientResponse) and result.ok
+
+
+def test_call_that_keeps_being_refused_when_hardly_any_other_waits_is_a_data_failure() -> None:
+    rollout = Rollout(failures_left=2)
+    rollout.health.succeeded(CALL.url, 50.0)
+    result = rollout.play(KEY)
+    assert isinstance(result, ClientResponse) and result.status == 403
+    assert result.headers[FAILURE_KIND_HEADER] == "data" and rollout.calls == 3
 
 
 def test_call_that_is_refused_while_others_succeed_is_a_data_failure() -> None:

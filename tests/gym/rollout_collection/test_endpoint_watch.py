@@ -52,6 +52,17 @@ def test_endpoint_that_responds_to_one_process_is_not_down() -> None:
     assert not watched.notes
 
 
+def test_outage_that_has_ended_in_one_process_is_not_reported_again_by_another() -> None:
+    watched = Watched()
+    assert watched.look(report(failing_s=9.0, waiting={"429": 8})) is None
+    for later_s in range(20):  # the calls of the other process wait for their next try
+        waits = report(failing_s=9.0 + later_s, failed_s=1.5 + later_s, waiting={"429": 4})
+        watched.look(report(successes=1, quiet_s=0.5 + later_s), waits)
+    assert len(watched.notes) == 2 and "responds again" in watched.notes[1]
+    watched.look(report(successes=1, quiet_s=30.0), report(failing_s=30.0, failed_s=3.0, waiting={"429": 4}))
+    assert len(watched.notes) == 3
+
+
 def test_outage_that_is_too_long_ends_the_run_without_an_error() -> None:
     watched = Watched()
     assert watched.look(report(failing_s=59.0, waiting={"connection refused": 4})) is None
