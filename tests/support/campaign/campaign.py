@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "processes": {"executor": "processes", "num_workers": 2},
     "served": {"hosting": "served"},
 }
+SIZE_LIMIT: dict[str, object] = {"max_response_mb": endpoint_faults.LARGEST_MB}
 HOSTINGS = (*["embedded"] * 3, *["processes"] * 2, *["served"] * 2)
 """Embedded collections are the quickest to kill, so there are more of them."""
 PHASES = ("start", "plan", "run", "aggregate", "resume")
@@ -96,7 +97,7 @@ class Campaign:
         self._check(collector, what, done, counts)
 
     def _settings(self, hosting: str) -> dict[str, object]:
-        settings = {"max_attempts": 20, **SETTINGS[hosting]}
+        settings = {"max_attempts": 20, **SIZE_LIMIT, **SETTINGS[hosting]}
         if hosting == "served":
             settings["head_server.port"] = self._running().head.port
         return settings
@@ -108,7 +109,7 @@ class Campaign:
         if self._ng_run is None:
             restarts = {"restart_policy": "on_failure", "max_restarts": 1000}
             self._ng_run = NgRun(
-                [CONFIG_PATH, MODEL], {**self._endpoint.settings, **restarts}, self._runs.folder
+                [CONFIG_PATH, MODEL], {**self._endpoint.settings, **SIZE_LIMIT, **restarts}, self._runs.folder
             )
             self._ng_run.wait_ready()
         return self._ng_run

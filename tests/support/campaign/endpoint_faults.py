@@ -13,9 +13,9 @@ FAULTS = ("429", "500", "503", "garbage", "late", "redirect", "too_large")
 SHARE = 0.1
 """The share of the responses that have the fault."""
 USUAL_DELAY_S = 0.01
-LARGEST = 4_000_000
-"""Bytes that the collections of a campaign accept as the body of a response."""
-_TOO_LARGE = gzip.compress(b" " * (4 * LARGEST), 1)
+LARGEST_MB = 4
+"""What the collections of a campaign accept as the body of a response (`max_response_mb`)."""
+_TOO_LARGE = gzip.compress(b" " * (2 * LARGEST_MB * 2**20), 1)
 
 
 class EndpointFaults:
@@ -34,6 +34,8 @@ class EndpointFaults:
         if self.fault == "late":
             await asyncio.sleep(0.3)
             return None
+        if self.fault == "too_large" and times > 1:
+            return None  # counts as a data failure, of which a rollout may have few
         return _odd_response(self.fault)
 
 
