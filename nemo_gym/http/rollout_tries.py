@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from nemo_gym.activity import Activity
-from nemo_gym.endpoint_health import FEWEST_REFUSED, EndpointHealth, Wait
+from nemo_gym.endpoint_health import EndpointHealth, Wait
 from nemo_gym.failures import (
     Boundary,
     Charge,
@@ -148,13 +148,13 @@ class RolloutTries:
         """Whether other calls have succeeded since the previous try, so that this call may be the cause.
 
         If it was so before and all calls that still wait are such calls, it is not an outage either. Nor is a
-        repeated refusal of very few calls: the last rows of a run have no others to be compared with.
+        repeated refusal if no other call waits: the last row of a run has no others to be compared with.
         """
         if self._previous is None:
             return False
         if self._health.last_success > self._previous:
             return True
-        if self._is_refused and len(self._health.waits) < FEWEST_REFUSED:
+        if self._is_refused and len(self._health.waits) <= 1:
             return True
         may_be_cause = self._wait is not None and self._wait.may_be_cause
         return may_be_cause and not self._health.has_certain_waits()

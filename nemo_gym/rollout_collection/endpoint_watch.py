@@ -36,6 +36,8 @@ class Ending:
 class _Outage:
     since: float
     waited_at: float
+    successes: int
+    """Those before it. Counts are compared, because the times in reports of several processes differ."""
 
 
 @dataclass
@@ -71,16 +73,18 @@ class EndpointWatch:
         outage, down_s = self._outages.get(key), report.down_s
         if outage is None:
             if down_s is not None and down_s >= _SHOWN_AFTER_S:
-                self._outages[key] = _Outage(now - down_s, now)
+                self._outages[key] = _Outage(now - down_s, now, report.successes)
                 self.note(
                     f"{_trouble(report)}, retrying; rollouts wait, "
                     f"and the run stops after {self.outage_timeout_s:g} s without success (outage_timeout_s)"
                 )
             return
-        if report.quiet_s is not None and now - report.quiet_s > outage.since:
+        if report.successes > outage.successes:
             del self._outages[key]
             self.note(f"{one_line(report.name)} responds again after {now - outage.since:.0f} s")
-        elif report.waiting:
+            return
+        outage.successes = report.successes  # fewer if a worker has died
+        if report.waiting:
             outage.waited_at = now
         elif now - outage.waited_at > _FORGOTTEN_AFTER_S:
             del self._outages[key]

@@ -147,7 +147,7 @@ def test_refusal_on_a_route_that_has_worked_is_waited_for() -> None:
     assert isinstance(result, ClientResponse) and result.ok
 
 
-def test_call_that_keeps_being_refused_when_hardly_any_other_waits_is_a_data_failure() -> None:
+def test_call_that_keeps_being_refused_when_no_other_waits_is_a_data_failure() -> None:
     rollout = Rollout(failures_left=2)
     rollout.health.succeeded(CALL.url, 50.0)
     result = rollout.play(KEY)

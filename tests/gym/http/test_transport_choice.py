@@ -79,6 +79,7 @@ async def serve(reader, writer):
     writer.close()
 
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is not worth a warning
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     assert (await request("GET", url)).ok
@@ -108,6 +109,7 @@ current_client.set(ServerClient(global_config_dict={"global_aiohttp_connector_li
 RolloutCollectionHelper().setup_server_client()
 
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is not worth a warning
     assert get_global_aiohttp_client().connector.limit == 7
     await asyncio.to_thread(set_pool_size, GlobalAIOHTTPAsyncClientConfig(global_aiohttp_connector_limit=8))
     assert get_global_aiohttp_client().connector.limit == 8
