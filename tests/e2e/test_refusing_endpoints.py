@@ -1,7 +1,5 @@
 """A wrong key, address or model ends the run at once with one message, and no rollout is charged."""
 
-import re
-
 import pytest
 from aiohttp import web
 
@@ -140,4 +138,3 @@ def test_key_that_expires_in_the_middle_is_an_outage(runs: CollectionRuns) -> No
     assert collector.wait() == 0, collector.output
     runs.check_complete()
     assert not runs.failures
-    assert re.search(r"policy_model responds again after \d+ s", collector.output)
